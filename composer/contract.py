@@ -1,0 +1,248 @@
+"""What an env, a sandbox, a tool, a grader and a launcher promise. `envs` and `launchers` keep these promises.
+
+Everything that touches a sandbox is asynchronous, since one process runs many episodes at a time. Every wait inside
+an implementation has a deadline. `Raises:` lists are complete: nothing else may come out of these calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, runtime_checkable
+
+from composer.types import Split, Task, ToolCall, Trajectory
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of a machine check: what was looked at, whether it is there, what it would give, what to do."""
+
+    name: str
+    ok: bool
+    detail: str
+    remedy: str = ""
+    required: bool = True
+
+
+@dataclass(frozen=True)
+class ExecResult:
+    """The end of one command in a sandbox.
+
+    `output` is stdout and stderr in the order written, capped; binary-safe.
+    """
+
+    exit_code: int
+    output: bytes
+    timed_out: bool = False
+    truncated: bool = False
+    """More was written than the cap allows; the middle was dropped."""
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class SandboxStats:
+    """Resources that a sandbox used so far."""
+
+    peak_memory_bytes: int
+    cpu_seconds: float
+    num_processes: int
+
+
+@dataclass(frozen=True)
+class SandboxLimits:
+    """Limits that fail closed: a sandbox in which one of them cannot be applied does not start."""
+
+    memory_bytes: int = 512 * 2**20
+    num_processes: int = 64
+    file_bytes: int = 64 * 2**20
+    """Largest single file a process may write."""
+    disk_bytes: int = 256 * 2**20
+    """Everything written to the sandbox's own file system."""
+    cpu_seconds: int = 60
+    """CPU time of any one process."""
+    exec_timeout_s: float = 30.0
+    """Wall time of one command, if the caller names no other."""
+    lifetime_s: float = 600.0
+    """Wall time of the whole sandbox; it is killed afterwards whoever forgot it."""
+    output_bytes: int = 64 * 2**10
+    """Kept of one command's output."""
+
+
+class Sandbox(Protocol):
+    """One isolated machine, running. Safe for use by one episode at a time."""
+
+    id: str
+    workdir: str
+    """Absolute path inside the sandbox in which commands start and relative paths are resolved."""
+
+    async def shell(self, command: str, timeout_s: float | None = None) -> ExecResult:
+        """Run a command line in the persistent shell: `cd` and variables last.
+
+        A command that outlives its deadline is killed with its children, and the result says `timed_out`; if the
+        shell died with it, the next call gets a new one and loses variables.
+
+        Raises:
+            SandboxError: the sandbox is gone or does not answer.
+        """
+
+    async def exec(self, argv: Sequence[str], *, stdin: bytes = b"", env: Mapping[str, str] | None = None,
+                   timeout_s: float | None = None) -> ExecResult:
+        """Run one program, without a shell, in a fresh process in `workdir`.
+
+        Raises:
+            SandboxError: the sandbox is gone or does not answer.
+        """
+
+    async def read(self, path: str, max_bytes: int = 2**20) -> bytes:
+        """Read a file (at most `max_bytes` of it) as the sandbox's user.
+
+        Raises:
+            FileNotFoundError: no such file.
+            IsADirectoryError: the path is a directory.
+            PermissionError: the sandbox's user may not read it.
+            SandboxError: the sandbox is gone or does not answer.
+        """
+
+    async def write(self, path: str, content: bytes) -> None:
+        """Write a file, making its folders.
+
+        Raises:
+            IsADirectoryError: the path is a directory.
+            PermissionError: the sandbox's user may not write it.
+            OSError: a limit was hit (ENOSPC, EFBIG).
+            SandboxError: the sandbox is gone or does not answer.
+        """
+
+    async def files(self, max_bytes: int = 2**20) -> dict[str, bytes]:
+        """Every regular file under `workdir`, path relative to it -> content; symbolic links are not followed.
+
+        Raises:
+            OSError: the files add up to more than `max_bytes` (EFBIG).
+            SandboxError: the sandbox is gone or does not answer.
+        """
+
+    async def stats(self) -> SandboxStats:
+        """What was used so far.
+
+        Raises:
+            SandboxError: the sandbox is gone.
+        """
+
+    async def stop(self) -> None:
+        """End every process and remove every trace. Idempotent; raises nothing."""
+
+
+class SandboxBackend(Protocol):
+    """Starts sandboxes of one kind."""
+
+    async def start(self, files: Mapping[str, bytes], limits: SandboxLimits) -> Sandbox:
+        """A fresh sandbox at the base state, with `files` in its `workdir`.
+
+        Raises:
+            SandboxStartError: it could not start, or a limit could not be applied.
+        """
+
+    async def close(self) -> None:
+        """Stop every sandbox this backend started. Idempotent; raises nothing."""
+
+    def check(self) -> list[Finding]:
+        """What this machine has and lacks for this backend. Starts and stops one real sandbox; raises nothing."""
+
+    def sweep(self) -> int:
+        """Remove what killed runs left behind (processes, cgroups, folders); never touches a live run's.
+
+        Returns:
+            How many leftovers were removed.
+        """
+
+
+@dataclass(frozen=True)
+class ToolResult:
+    """What the model sees of a tool call. Errors of the model are results too (`ok` false)."""
+
+    content: str
+    ok: bool = True
+    ends_episode: bool = False
+
+
+@runtime_checkable
+class Tool(Protocol):
+    """A tool as the model knows it."""
+
+    name: str
+    description: str
+    parameters: dict[str, Any]
+    """JSON schema of the arguments."""
+
+    async def call(self, arguments: Mapping[str, Any], sandbox: Sandbox) -> ToolResult:
+        """Run the tool. Wrong arguments and failing programs are results, not errors.
+
+        Raises:
+            SandboxError: the sandbox failed.
+        """
+
+
+class Taskset(Protocol):
+    """A deterministic, possibly endless sequence of tasks."""
+
+    name: str
+
+    def task(self, split: Split, index: int) -> Task:
+        """The task at `index` (>= 0) of a split: the same for ever, and never shared between splits.
+
+        Raises:
+            IndexError: the taskset is finite and has no such task.
+            TaskError: the task cannot be made.
+        """
+
+    def expert(self, task: Task, seed: int) -> list[ToolCall]:
+        """A scripted expert's tool calls for the task, not always right; the last one ends the episode.
+
+        Raises:
+            TaskError: the taskset has no expert.
+        """
+
+
+@dataclass(frozen=True)
+class Grade:
+    """A grader's verdict."""
+
+    score: float
+    """In [0, 1]."""
+    details: dict[str, Any] = field(default_factory=dict)
+
+
+class Grader(Protocol):
+    """Scores the final state of an episode."""
+
+    name: str
+
+    async def grade(self, task: Task, files: Mapping[str, bytes], backend: SandboxBackend,
+                    trajectory: Trajectory) -> Grade:
+        """Score the files that the agent left behind, in a sandbox of the grader's own.
+
+        Raises:
+            SandboxError: the grading sandbox failed. The episode then has no reward.
+            GradingError: the verdict could not be read.
+            TaskError: the task's own tests cannot run.
+        """
+
+
+class Launcher(Protocol):
+    """How a Ray cluster comes to be and how the driver gets there."""
+
+    def start(self) -> str:
+        """Bring up or find the cluster; returns the Ray address.
+
+        Raises:
+            LauncherError: it could not be started or reached before the deadline.
+        """
+
+    def stop(self) -> None:
+        """End what `start` began, and nothing else. Idempotent; raises nothing."""
+
+    def check(self) -> list[Finding]:
+        """What is missing for this launcher on this machine."""
+
+    def sweep(self) -> int:
+        """Remove what killed runs left behind; returns how many things were removed."""

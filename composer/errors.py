@@ -1,0 +1,87 @@
+"""One error type a boundary. Every message names the thing, its value, and the remedy.
+
+The command line prints these as one plain sentence; anything else is a bug and keeps its traceback.
+"""
+
+from __future__ import annotations
+
+
+class ComposerError(Exception):
+    """Base of all errors that a user can act on.
+
+    Attributes:
+        exit_code: what the process exits with when this error ends the run.
+    """
+
+    exit_code = 1
+
+
+class ConfigError(ComposerError):
+    """A config key is unknown, of the wrong type, out of range, or contradicts another. Nothing has started."""
+
+    exit_code = 2
+
+    def __init__(self, key: str, value: object, remedy: str) -> None:
+        """Keep key, value and remedy apart, so that callers can test them one by one."""
+        self.key, self.value, self.remedy = key, value, remedy
+        super().__init__(f"{key}={value!r}: {remedy}")
+
+
+class PlanError(ConfigError):
+    """The config is well-formed but cannot be run: an impossible mesh, a machine that is too small."""
+
+
+class MachineError(ComposerError):
+    """The machine lacks something: user namespaces, disk space, a free port, a package."""
+
+    exit_code = 3
+
+
+class CorpusError(ComposerError):
+    """A source of the mix is missing, unreadable or empty."""
+
+
+class TokenizerError(ComposerError):
+    """A tokenizer cannot be read or does not fit the model."""
+
+
+class TrainingError(ComposerError):
+    """Training cannot go on: a loss that is not finite, a rank that died."""
+
+
+class GeneratorError(ComposerError):
+    """The rollout engine failed or did not answer before its deadline. Never a reward."""
+
+
+class WeightSyncError(ComposerError):
+    """Weights could not be published, loaded, or verified on the generator."""
+
+
+class SandboxError(ComposerError):
+    """The sandbox itself failed (not the program inside it). Never a reward, never shown to the model."""
+
+
+class SandboxStartError(SandboxError):
+    """A sandbox could not be started, or one of its limits could not be applied."""
+
+
+class ToolCallError(ComposerError):
+    """The model's tool call is malformed. It is shown to the model as a tool result."""
+
+
+class TaskError(ComposerError):
+    """A task cannot be used: its files or its tests cannot run."""
+
+
+class GradingError(ComposerError):
+    """The grader itself failed. The episode has no reward."""
+
+
+class LauncherError(ComposerError):
+    """The processes of a run could not be started or reached."""
+
+
+class ResumeError(ComposerError):
+    """A run directory cannot be continued."""
+
+    exit_code = 2

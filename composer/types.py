@@ -1,0 +1,177 @@
+"""The records that flow through a run: Task -> Turn -> Trajectory -> Group -> Sample.
+
+All are plain data: picklable between our own processes, JSON-ready through `to_dict`, free of torch. Token
+sequences are lists of ids; a text is never encoded again once ids exist.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+
+class Split(StrEnum):
+    """Which pool a task comes from. Pools never share a task."""
+
+    TRAIN = "train"
+    EVALUATION = "evaluation"
+
+
+@dataclass(frozen=True)
+class Task:
+    """One problem: a small repository, a request, and tests that decide.
+
+    Example:
+        >>> Task(id="micro/train/7", request="scale_price fails its tests in main.py",
+        ...      files={"main.py": b"def scale_price(a, b):\\n    return a - b\\n"},
+        ...      hidden_tests={"test_hidden.py": b"from main import *\\n..."}).id
+        'micro/train/7'
+    """
+
+    id: str
+    """Unique and stable: `<taskset>/<split>/<index>`."""
+    request: str
+    """What the user asks, as terse as users are."""
+    files: dict[str, bytes]
+    """The base state: path relative to the working directory -> content."""
+    hidden_tests: dict[str, bytes]
+    """Put in place only by the grader, in a clean sandbox."""
+    metadata: dict[str, Any] = field(default_factory=dict)
+    """Whatever a report may want to group by (a family, a label, a difficulty). Never shown to the model."""
+
+
+@dataclass(frozen=True)
+class ToolCall:
+    """A tool call as parsed from generated text."""
+
+    name: str
+    arguments: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Message:
+    """A chat message. `content` of an assistant message is the generated text, tool calls included."""
+
+    role: str
+    """system, user, assistant or tool."""
+    content: str
+    tool_calls: tuple[ToolCall, ...] = ()
+
+
+@dataclass(frozen=True)
+class Generation:
+    """What the generator returns for one request. All lists have length T (generated tokens)."""
+
+    token_ids: list[int]
+    log_probs: list[float]
+    """Natural log-probability of each sampled token under the sampling policy at temperature 1."""
+    policy_versions: list[int]
+    """The version of the weights that sampled each token; it may change within a turn (in-flight updates)."""
+    finish_reason: str
+    """stop (the turn's end token), length, or abort."""
+    expert_ids: Any | None = None
+    """Routed experts, uint8/uint16 [prompt + T - 1, layers, k], where the engine returns them; else None."""
+
+
+@dataclass
+class Turn:
+    """One request to the generator and what followed."""
+
+    prompt_ids: list[int]
+    """Ids added to the context before generating: the first prompt, later the tool results."""
+    generation: Generation
+    tool_calls: list[ToolCall] = field(default_factory=list)
+    observation: str = ""
+    """What the tools answered, as shown to the model."""
+    seconds: float = 0.0
+
+
+class Outcome(StrEnum):
+    """How an episode ended. Only `INFRASTRUCTURE_ERROR` carries no reward."""
+
+    FINISHED = "finished"
+    MAX_TURNS = "max_turns"
+    CONTEXT_FULL = "context_full"
+    INVALID_CALL = "invalid_call"
+    INFRASTRUCTURE_ERROR = "infrastructure_error"
+
+
+@dataclass
+class Trajectory:
+    """The record of one episode."""
+
+    task_id: str
+    group_id: str
+    episode_id: str
+    turns: list[Turn]
+    messages: list[Message]
+    outcome: Outcome
+    reward: float | None
+    """None exactly when the outcome is an infrastructure error: such an episode is data, never a zero."""
+    rewards: dict[str, float] = field(default_factory=dict)
+    """The rubric's parts before weighting, by grader name."""
+    error: str = ""
+    """Root cause of an infrastructure error, in one sentence."""
+    seconds: float = 0.0
+    metadata: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def token_ids(self) -> list[int]:
+        """The whole context, [T]: prompts, generated tokens and tool results in order."""
+        return [i for t in self.turns for i in (*t.prompt_ids, *t.generation.token_ids)]
+
+    @property
+    def loss_mask(self) -> list[bool]:
+        """[T], true exactly at the tokens that the policy generated."""
+        return [m for t in self.turns
+                for m in (*(False for _ in t.prompt_ids), *(True for _ in t.generation.token_ids))]
+
+    @property
+    def log_probs(self) -> list[float]:
+        """[T], the sampler's log-probabilities; 0.0 where `loss_mask` is false."""
+        return [p for t in self.turns for p in (*(0.0 for _ in t.prompt_ids), *t.generation.log_probs)]
+
+    @property
+    def num_generated_tokens(self) -> int:
+        """How many tokens the policy generated."""
+        return sum(len(t.generation.token_ids) for t in self.turns)
+
+    @property
+    def oldest_policy_version(self) -> int:
+        """The oldest version that generated a token; staleness is the trainer's version minus this."""
+        versions = [v for t in self.turns for v in t.generation.policy_versions]
+        return min(versions) if versions else 0
+
+    def to_dict(self) -> dict[str, Any]:
+        """A JSON-ready copy (expert ids left out)."""
+        d = dataclasses.asdict(self)
+        for turn in d["turns"]:
+            turn["generation"].pop("expert_ids")
+        return d
+
+
+@dataclass
+class Group:
+    """Sibling trajectories of one task, whose mean reward is the baseline."""
+
+    id: str
+    task: Task
+    trajectories: list[Trajectory]
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One trainable sequence. All lists have length T and refer to the token at their position.
+
+    `advantages[t]` and `log_probs[t]` belong to `token_ids[t]` as a *target*; the trainer shifts by one.
+    """
+
+    token_ids: list[int]
+    loss_mask: list[bool]
+    log_probs: list[float]
+    advantages: list[float]
+    group_id: str
+    policy_version: int
+    """The oldest version in it."""

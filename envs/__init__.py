@@ -1,0 +1,1 @@
+"""Environments: tasks, tools, sandboxes and graders that keep the promises in `composer.contract`."""
