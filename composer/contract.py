@@ -85,8 +85,14 @@ class Sandbox(Protocol):
             SandboxError: the sandbox is gone or does not answer.
         """
 
-    async def exec(self, argv: Sequence[str], *, stdin: bytes = b"", env: Mapping[str, str] | None = None,
-                   timeout_s: float | None = None) -> ExecResult:
+    async def exec(
+        self,
+        argv: Sequence[str],
+        *,
+        stdin: bytes = b"",
+        env: Mapping[str, str] | None = None,
+        timeout_s: float | None = None,
+    ) -> ExecResult:
         """Run one program, without a shell, in a fresh process in `workdir`.
 
         Raises:
@@ -217,8 +223,9 @@ class Grader(Protocol):
 
     name: str
 
-    async def grade(self, task: Task, files: Mapping[str, bytes], backend: SandboxBackend,
-                    trajectory: Trajectory) -> Grade:
+    async def grade(
+        self, task: Task, files: Mapping[str, bytes], backend: SandboxBackend, trajectory: Trajectory
+    ) -> Grade:
         """Score the files that the agent left behind, in a sandbox of the grader's own.
 
         Raises:

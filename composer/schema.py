@@ -13,7 +13,9 @@ from typing import Any
 from omegaconf import MISSING
 
 
-def number(default: float, minimum: float | None = None, maximum: float | None = None, above: float | None = None) -> Any:
+def number(
+    default: float, minimum: float | None = None, maximum: float | None = None, above: float | None = None
+) -> Any:
     """A numeric field with its range: inclusive `minimum` and `maximum`, exclusive `above`."""
     return field(default=default, metadata={"minimum": minimum, "maximum": maximum, "above": above})
 

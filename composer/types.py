@@ -125,8 +125,9 @@ class Trajectory:
     @property
     def loss_mask(self) -> list[bool]:
         """[T], true exactly at the tokens that the policy generated."""
-        return [m for t in self.turns
-                for m in (*(False for _ in t.prompt_ids), *(True for _ in t.generation.token_ids))]
+        return [
+            m for t in self.turns for m in (*(False for _ in t.prompt_ids), *(True for _ in t.generation.token_ids))
+        ]
 
     @property
     def log_probs(self) -> list[float]:
@@ -151,14 +152,49 @@ class Trajectory:
             turn["generation"].pop("expert_ids")
         return d
 
+    @classmethod
+    def from_dict(cls, d: dict[str, Any]) -> Trajectory:
+        """The inverse of `to_dict`.
+
+        Raises:
+            KeyError, TypeError, ValueError: `d` is not what `to_dict` gives.
+        """
+        turns = [
+            Turn(
+                prompt_ids=t["prompt_ids"],
+                generation=Generation(**t["generation"]),
+                tool_calls=[ToolCall(**c) for c in t["tool_calls"]],
+                observation=t["observation"],
+                seconds=t["seconds"],
+            )
+            for t in d["turns"]
+        ]
+        messages = [
+            Message(m["role"], m["content"], tuple(ToolCall(**c) for c in m["tool_calls"])) for m in d["messages"]
+        ]
+        return cls(**{**d, "turns": turns, "messages": messages, "outcome": Outcome(d["outcome"])})
+
 
 @dataclass
 class Group:
     """Sibling trajectories of one task, whose mean reward is the baseline."""
 
     id: str
-    task: Task
+    task_id: str
     trajectories: list[Trajectory]
+
+    def to_dict(self) -> dict[str, Any]:
+        """A JSON-ready copy."""
+        return {"id": self.id, "task_id": self.task_id, "trajectories": [t.to_dict() for t in self.trajectories]}
+
+    @classmethod
+    def from_dict(cls, d: dict[str, Any]) -> Group:
+        """The inverse of `to_dict`.
+
+        Raises:
+            KeyError, TypeError, ValueError: `d` is not what `to_dict` gives.
+        """
+        return cls(d["id"], d["task_id"], [Trajectory.from_dict(t) for t in d["trajectories"]])
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,1 @@
+"""Evaluation on unseen tasks: metrics (pure) and the stage that runs the episodes."""

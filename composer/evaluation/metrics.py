@@ -1,0 +1,75 @@
+"""Metrics of an evaluation. Pure Python: groups of rewards in, numbers out.
+
+    average@k = mean over tasks of (mean over its k episodes of the reward)
+    best@k    = mean over tasks of (max over its k episodes of the reward)
+
+Episodes lost to infrastructure are left out of both and counted; a task with none left is left out too.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from composer.types import Group, Outcome
+
+
+@dataclass(frozen=True)
+class EvaluationMetrics:
+    """What one evaluation says. Means are over episodes unless said otherwise."""
+
+    k: int
+    num_tasks: int
+    num_episodes: int
+    average_at_k: float
+    best_at_k: float
+    standard_error: float
+    """Of average@k, over tasks."""
+    generated_tokens: float
+    turns: float
+    seconds: float
+    valid_share: float
+    """Share of episodes that ended by the env's own ending rather than a limit or a malformed call."""
+    lost_episodes: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready, with the k in the names: `average_at_8`, `best_at_8`."""
+        d = asdict(self)
+        d[f"average_at_{self.k}"] = d.pop("average_at_k")
+        d[f"best_at_{self.k}"] = d.pop("best_at_k")
+        return d
+
+
+def evaluate_groups(groups: Sequence[Group], k: int) -> EvaluationMetrics:
+    """Summarise the episodes of an evaluation; `k` is the number of episodes asked for per task.
+
+    Raises:
+        ValueError: no episode has a reward.
+    """
+    episodes = [t for g in groups for t in g.trajectories]
+    scored = [t for t in episodes if t.reward is not None]
+    if not scored:
+        raise ValueError("no episode of the evaluation has a reward; see the infrastructure errors in its file")
+    per_task = [rewards for g in groups if (rewards := [t.reward for t in g.trajectories if t.reward is not None])]
+    averages = [sum(r) / len(r) for r in per_task]
+    average = sum(averages) / len(averages)
+    variance = sum((a - average) ** 2 for a in averages) / max(1, len(averages) - 1)
+
+    def mean(values: Sequence[float]) -> float:
+        return sum(values) / len(values)
+
+    return EvaluationMetrics(
+        k=k,
+        num_tasks=len(per_task),
+        num_episodes=len(scored),
+        average_at_k=average,
+        best_at_k=mean([max(r) for r in per_task]),
+        standard_error=math.sqrt(variance / len(averages)),
+        generated_tokens=mean([t.num_generated_tokens for t in scored]),
+        turns=mean([len(t.turns) for t in scored]),
+        seconds=mean([t.seconds for t in scored]),
+        valid_share=mean([float(t.outcome is Outcome.FINISHED) for t in scored]),
+        lost_episodes=len(episodes) - len(scored),
+    )

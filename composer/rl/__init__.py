@@ -1,0 +1,1 @@
+"""Reinforcement learning: advantages, loss and packing (pure), and the trainer, ledger and controller around them."""

@@ -1,0 +1,147 @@
+"""The ledger of an RL stage: an append-only file of what was started, finished, trained and lost.
+
+It is what makes resuming exact. A group that was finished before a crash is never sampled again: groups of optimizer steps
+after the last checkpoint are trained again *as recorded*, finished groups that no step had taken yet are queued, and a task
+that was started but not finished is left out for ever, so that no task is trained twice.
+
+One JSON object a line, flushed before the event it records takes effect:
+
+    {"event": "start", "group": "g17", "index": 17, "version": 2}
+    {"event": "group", "group": "g17", "data": {...}}            a finished group, trajectories included
+    {"event": "drop", "group": "g18", "reason": "..."}
+    {"event": "step", "step": 3, "groups": ["g16", "g17"]}       step 3 took these groups
+    {"event": "rollback", "step": 2}                             steps after 2 were lost with their weights
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from composer.errors import ResumeError
+from composer.types import Group
+
+
+@dataclass
+class LedgerState:
+    """What a ledger says when it is read from its start."""
+
+    next_index: int = 0
+    """The first task that was never started."""
+    groups: dict[str, Group] = field(default_factory=dict)
+    """Finished groups that are not yet part of the weights, by id, in the order they finished."""
+    steps: dict[int, list[str]] = field(default_factory=dict)
+    """Step -> ids of the groups it trained on, rolled-back steps left out."""
+    num_dropped: int = 0
+
+
+class Ledger:
+    """Appends events; one writer at a time."""
+
+    def __init__(self, path: Path) -> None:
+        """Open `path` for appending; a half-written last line (the writer was killed) is cut off."""
+        self.path = path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.exists():
+            _cut_torn_line(path)
+        self._file = path.open("a", encoding="utf-8")
+
+    def start(self, group_id: str, index: int, version: int) -> None:
+        """A task goes out to an env worker."""
+        self._append({"event": "start", "group": group_id, "index": index, "version": version})
+
+    def group(self, group: Group) -> None:
+        """A group is finished."""
+        self._append({"event": "group", "group": group.id, "data": group.to_dict()})
+
+    def drop(self, group_id: str, reason: str) -> None:
+        """A group will never be trained on."""
+        self._append({"event": "drop", "group": group_id, "reason": reason})
+
+    def step(self, step: int, group_ids: Sequence[str]) -> None:
+        """An optimizer step is done with these groups."""
+        self._append({"event": "step", "step": step, "groups": list(group_ids)})
+
+    def rollback(self, step: int) -> None:
+        """The weights are those after `step` again."""
+        self._append({"event": "rollback", "step": step})
+
+    def close(self) -> None:
+        """Close the file. Idempotent."""
+        self._file.close()
+
+    def _append(self, event: dict[str, Any]) -> None:
+        self._file.write(json.dumps(event, separators=(",", ":")) + "\n")
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+
+def read_ledger(path: Path, step: int) -> LedgerState:
+    """What a run that continues from the weights after `step` finds in the ledger.
+
+    Args:
+        path: the ledger; a missing file is an empty ledger.
+        step: optimizer steps that the restored checkpoint holds.
+
+    Returns:
+        The state, with the groups of the lost steps first (in step order) and the waiting ones after them.
+
+    Raises:
+        ResumeError: a line cannot be read, or the checkpoint is newer than the ledger.
+    """
+    state = LedgerState()
+    finished: dict[str, Group] = {}
+    dropped: set[str] = set()
+    if not path.exists():
+        if step:
+            raise ResumeError(
+                f"{path} is missing, but the checkpoint holds {step} steps; start a new run from the export"
+            )
+        return state
+    _cut_torn_line(path)
+    with path.open(encoding="utf-8") as lines:
+        for number, line in enumerate(lines, 1):
+            try:
+                event = json.loads(line)
+                kind = event["event"]
+                if kind == "start":
+                    state.next_index = max(state.next_index, event["index"] + 1)
+                elif kind == "group":
+                    finished[event["group"]] = Group.from_dict(event["data"])
+                elif kind == "drop":
+                    dropped.add(event["group"])
+                elif kind == "step":
+                    state.steps[event["step"]] = event["groups"]
+                elif kind == "rollback":
+                    state.steps = {s: g for s, g in state.steps.items() if s <= event["step"]}
+            except (ValueError, KeyError, TypeError) as e:
+                raise ResumeError(
+                    f"{path}, line {number}, is damaged ({e}); delete that line to lose only its group"
+                ) from e
+    if max(state.steps, default=0) < step:
+        raise ResumeError(f"{path} ends at step {max(state.steps, default=0)}, but the checkpoint holds {step}")
+    lost = [g for s in sorted(state.steps) if s > step for g in state.steps[s]]
+    state.steps = {s: g for s, g in state.steps.items() if s <= step}
+    trained = {g for ids in state.steps.values() for g in ids}
+    waiting = [g for g in finished if g not in trained and g not in dropped and g not in set(lost)]
+    state.groups = {g: finished[g] for g in (*lost, *waiting)}
+    state.num_dropped = len(dropped)
+    return state
+
+
+def _cut_torn_line(path: Path) -> None:
+    """Drop a last line that has no newline: the event it would have recorded did not take effect."""
+    with path.open("rb+") as f:
+        size = f.seek(0, os.SEEK_END)
+        if not size:
+            return
+        f.seek(size - 1)
+        if f.read(1) == b"\n":
+            return
+        f.seek(0)
+        end = f.read().rfind(b"\n") + 1
+        f.truncate(end)
