@@ -154,7 +154,14 @@ class ModelConfig:
     qk_nope_head_dim: int = number(0, 0)
     qk_rope_head_dim: int = number(0, 0)
     v_head_dim: int = number(0, 0)
+    router_groups: int = number(1, 1)
+    """Experts are cut into so many groups, of which a token uses `router_groups_used` (deepseek_v3)."""
+    router_groups_used: int = number(1, 1)
     rope_theta: float = number(10000.0, above=0)
+    rope_factor: float = number(1.0, 1)
+    """YaRN: how much longer the context is than `rope_original_context`; 1: plain rotary embedding (deepseek_v3)."""
+    rope_original_context: int = number(4096, 16)
+    rope_beta_fast: float = number(32.0, above=0)
     max_context: int = number(4096, 16)
     """Positions the rotary embedding is built for, in tokens."""
     norm_eps: float = number(1e-6, above=0)

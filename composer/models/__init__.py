@@ -1,0 +1,1 @@
+"""Models: sizes, torchtitan specs, the trainer, Hugging Face import and export."""

@@ -1,0 +1,371 @@
+"""The only file that imports torchtitan's model internals; everything version-dependent about them lives here.
+
+It turns our `ModelConfig` into a torchtitan `ModelSpec` and our run settings into a `Trainer.Config`, and it holds what
+torchtitan 0.3.0 needs to run where it was not written for: on CPU, without compiled kernels, on torch 2.13.
+On a CUDA machine none of the `Cpu...` classes is used and `install_cpu_support` does nothing.
+
+Shape suffixes as in torchtitan's `moe.py`: B batch, L sequence, D model, F expert features, E experts, K experts per
+token, R routed tokens, N heads, H head features.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import inspect
+import logging
+import os
+import resource
+import sys
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import torch.distributed.tensor.experimental._context_parallel._attention as torch_context_parallel
+import torch.nn.functional as F
+import torchtitan.models.common.attention as titan_attention
+from torch import nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask, create_mask
+from torchtitan.components.optimizer import register_moe_load_balancing_hook
+from torchtitan.distributed.context_parallel import cp_shard
+from torchtitan.distributed.pipeline_parallel import pipeline_llm
+from torchtitan.models import deepseek_v3, qwen3
+from torchtitan.models.common import ComplexRoPE, CosSinRoPE, Embedding, FlexAttention, Linear, RMSNorm
+from torchtitan.models.common.moe import GroupedExperts
+from torchtitan.models.common.param_init import skip_param_init
+from torchtitan.protocols.model_spec import ModelSpec
+
+from composer.schema import Family, ModelConfig
+
+_NOISE = ("lspci", "Peak flops", "initial_load_model_only", "model.safetensors.index.json not found")
+
+
+class _CpuDevice:
+    """What torchtitan calls on `torch.cuda`, answered for a CPU process."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(torch.cpu, name)
+
+    def device_count(self) -> int:
+        return 1
+
+    def current_device(self) -> int:
+        return 0
+
+    def set_device(self, device: object) -> None:
+        pass
+
+    def empty_cache(self) -> None:
+        pass
+
+    def reset_peak_memory_stats(self, *args: object) -> None:
+        pass
+
+    def get_device_name(self, *args: object) -> str:
+        return "cpu"
+
+    def get_device_properties(self, *args: object) -> SimpleNamespace:
+        return SimpleNamespace(name="cpu", total_memory=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+
+    def memory_stats(self, *args: object) -> dict[str, int]:
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        return {"active_bytes.all.peak": peak, "reserved_bytes.all.peak": peak, "num_alloc_retries": 0, "num_ooms": 0}
+
+
+@functools.cache
+def install_cpu_support() -> bool:
+    """Make torchtitan usable without an accelerator. Idempotent; nothing happens where CUDA is available.
+
+    Returns:
+        Whether this process trains on CPU.
+    """
+    logging.getLogger().addFilter(lambda record: not any(text in str(record.msg) for text in _NOISE))
+    if torch.cuda.is_available():
+        return False
+    # torchtitan asks torch for "the accelerator" and takes "cuda" when there is none. The answer was copied by name
+    # into many modules when they were imported, so every copy is replaced.
+    device = _CpuDevice()
+    for name, module in list(sys.modules.items()):
+        if name.startswith("torchtitan.") and hasattr(module, "device_type"):
+            module.device_type = "cpu"
+            if hasattr(module, "device_module"):
+                module.device_module = device
+    # Block masks are built by torch.compile, which needs a C++ compiler at run time; context parallelism still asks for
+    # them on CPU. The eager function gives the same mask.
+    titan_attention._compiled_create_block_mask = create_block_mask
+    torch_context_parallel._compiled_create_block_mask = create_block_mask
+    torch_context_parallel._create_cp_block_mask = _context_parallel_mask
+    # The router asks for a float32 autocast, which CPU autocast refuses with a warning at every call; parameters are
+    # float32 here, so the refusal changes nothing.
+    warnings.filterwarnings("ignore", message="CPU Autocast only supports")
+    warnings.filterwarnings("ignore", message="In CPU autocast, but the target dtype is not supported")
+    return True
+
+
+def on_cpu() -> bool:
+    """Whether this process trains on CPU."""
+    return install_cpu_support()
+
+
+def _context_parallel_mask(mask_mod: Callable, B: int, H: int, Q_LEN: int, KV_LEN: int, device_mesh: Any,  # noqa: N803
+                           load_balancer: Any = None) -> BlockMask:
+    """The mask of a rank's part of the sequence; torch's own function also demands length % (128 x ranks) == 0.
+
+    The demand comes from the padding of the compiled kernel, which CPU does not use.
+    """
+    rank, size = device_mesh.get_local_rank(), device_mesh.size()
+    shard = Q_LEN // size
+    order = load_balancer._generate_indices(restore=False) if load_balancer else None
+
+    def original(b: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+        if order is None:
+            return index
+        return order[0][index] if order.size(0) == 1 else order[b][index]
+
+    def local_mask(b: torch.Tensor, h: torch.Tensor, q: torch.Tensor, kv: torch.Tensor) -> torch.Tensor:
+        return mask_mod(b, h, original(b, q + rank * shard), original(b, kv))
+
+    return create_block_mask(local_mask, B, H, shard, KV_LEN, device=device_mesh.device_type)
+
+
+def document_mask(positions: torch.Tensor) -> torch.Tensor | None:
+    """The attention mask of packed documents: causal, and only within a document.
+
+    Args:
+        positions: int64 [B, L]; a document starts where they are 0.
+
+    Returns:
+        None when every row is one document (plain causal attention is then enough), else float32 [B, 1, L, L] with 0
+        where a query (third axis) may see a key (fourth axis) and -inf elsewhere.
+    """
+    starts = positions == 0
+    if not bool(starts[:, 1:].any()):
+        return None
+    document = starts.cumsum(1)
+    length = positions.shape[1]
+    seen = (document[:, :, None] == document[:, None, :]) & torch.ones(length, length, dtype=torch.bool).tril()
+    return torch.zeros(seen.shape).masked_fill_(~seen, float("-inf"))[:, None]
+
+
+class CpuAttention(FlexAttention):
+    """`FlexAttention` has no backward on CPU; scaled-dot-product attention with the same mask takes its place.
+
+    Still a `FlexAttention`, so that torchtitan builds masks for it and context parallelism wraps it.
+    """
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(FlexAttention.Config):
+        """No options of its own."""
+
+    def forward(self, q_BLNH: torch.Tensor, k_BLNH: torch.Tensor, v_BLNH: torch.Tensor, *,  # noqa: N803
+                attention_masks: BlockMask | torch.Tensor | None, scale: float | None = None,
+                enable_gqa: bool = False, **kwargs: Any) -> torch.Tensor:
+        """Attend; `attention_masks` is what `document_mask` returns, or a `BlockMask` under context parallelism."""
+        q, k, v = (x.transpose(1, 2) for x in (q_BLNH, k_BLNH, v_BLNH))
+        mask = attention_masks
+        if isinstance(mask, BlockMask):
+            batch = mask.kv_num_blocks.shape[0]
+            mask = create_mask(mask.mask_mod, batch, None, q.shape[2], k.shape[2], device=q.device.type)
+        out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, scale=scale,
+                                             enable_gqa=enable_gqa)
+        return out.transpose(1, 2)
+
+
+class CpuExperts(GroupedExperts):
+    """Experts in the activations' own dtype. torchtitan casts expert GEMMs to bfloat16 whatever the model's dtype.
+
+    In float32 the log-probabilities of trainer and generator agree to 1e-5; with bfloat16 experts routers flip.
+    """
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(GroupedExperts.Config):
+        """No options of its own."""
+
+    def forward(self, x_RD: torch.Tensor, num_tokens_per_expert_E: torch.Tensor) -> torch.Tensor:  # noqa: N803
+        """SwiGLU of each expert on its rows; rows are sorted by expert. [R, D] -> [R, D]."""
+        w1, w2, w3 = (w.to_local() if isinstance(w, DTensor) else w for w in (self.w1_EFD, self.w2_EDF, self.w3_EFD))
+        ends = num_tokens_per_expert_E.cumsum(0, dtype=torch.int32)
+        hidden = F.silu(torch._grouped_mm(x_RD, w1.transpose(-2, -1), offs=ends))
+        hidden = hidden * torch._grouped_mm(x_RD, w3.transpose(-2, -1), offs=ends)
+        return torch._grouped_mm(hidden, w2.transpose(-2, -1), offs=ends)
+
+
+@dataclass(frozen=True)
+class SeededNormal:
+    """Initialises one parameter from its own random stream, so that a seed gives the same model on every mesh.
+
+    torchtitan draws all parameters from one stream; sharded and unsharded models then start differently.
+    """
+
+    seed: int
+    name: str
+    std: float
+
+    def __call__(self, parameter: torch.Tensor) -> None:
+        """Fill `parameter`, a tensor or a DTensor of which every rank holds a shard."""
+        key = hashlib.sha256(f"{self.seed}/{self.name}".encode()).digest()
+        generator = torch.Generator(parameter.device).manual_seed(int.from_bytes(key[:8]) >> 1)
+        # For a DTensor `new_empty` is replicated: each rank draws the whole tensor and keeps its own shard.
+        full = parameter.new_empty(parameter.shape)
+        (full.to_local() if isinstance(full, DTensor) else full).normal_(std=self.std, generator=generator)
+        parameter.copy_(full)
+
+
+def build_model_spec(model: ModelConfig, seed: int = 0) -> ModelSpec:
+    """Build torchtitan's description of `model`; random weights come from `seed` and `model.init_std`."""
+    build = {Family.qwen3_moe: _qwen3_moe, Family.deepseek_v3: _deepseek_v3}[model.family]
+    config, parallelize, adapter = build(model)
+    for fqn, part, _, _ in config.traverse((Linear.Config, Embedding.Config, GroupedExperts.Config)):
+        if model.tie_embeddings and fqn == "tok_embeddings":
+            part.param_init = {"weight": skip_param_init}
+            continue
+        names = ("w1_EFD", "w2_EDF", "w3_EFD") if isinstance(part, GroupedExperts.Config) else ("weight",)
+        part.param_init = {n: SeededNormal(seed, f"{fqn}.{n}", model.init_std) for n in names}
+    for _, norm, _, _ in config.traverse(RMSNorm.Config):
+        norm.eps, norm.param_init = model.norm_eps, {"weight": nn.init.ones_}
+    for layer in config.layers:
+        if layer.moe is not None:
+            layer.moe.load_balance_coeff = model.router_bias_rate or None
+    if on_cpu():
+        _swap(config, FlexAttention.Config, CpuAttention.Config)
+        _swap(config, GroupedExperts.Config, CpuExperts.Config)
+    return ModelSpec(name=model.family.value, flavor=model.name, model=config,
+                     parallelize_fn=functools.partial(_parallelize, parallelize), pipelining_fn=_pipeline,
+                     post_optimizer_build_fn=_register_expert_hooks, state_dict_adapter=adapter)
+
+
+def _swap(config: Any, old: type, new: type) -> None:
+    """Replace every nested config of type `old` by `new` with the same fields."""
+    for _, part, parent, field in list(config.traverse(old)):
+        fields = {name: getattr(part, name) for name in part.__dataclass_fields__ if not name.startswith("_")}
+        if isinstance(field, int):
+            parent[field] = new(**fields)
+        else:
+            setattr(parent, field, new(**fields))
+
+
+def _parallelize(parallelize: Callable, model: nn.Module, **kwargs: Any) -> nn.Module:
+    """The family's own parallelisation, with what CPU needs around it."""
+    if not on_cpu():
+        return parallelize(model, **kwargs)
+    dims = kwargs["parallel_dims"]
+    if dims.world_size == 1:
+        # torchtitan wraps even one process in FSDP, whose copies in and out cost 40 % of a step of a small model.
+        if kwargs["ac_config"] is not None:
+            kwargs["ac_config"].build(dump_folder=kwargs["dump_folder"]).apply(model)
+    else:
+        model = parallelize(model, **kwargs)
+        for module in model.modules():
+            if isinstance(module, FSDPModule):
+                # A gradient divide factor makes FSDP reduce with PREMUL_SUM, which gloo lacks; with torchtitan's factor
+                # of 1 a plain sum is the same.
+                module.set_force_sum_reduction_for_comms(True)
+    if not dims.cp_enabled:
+        model.get_attention_masks = document_mask
+    return model
+
+
+def _register_expert_hooks(optimizers: Any, model_parts: list[nn.Module], parallel_dims: Any) -> None:
+    """Measure the experts' load at every optimizer step, then let torchtitan balance it where a bias is configured.
+
+    `optimizers.worst_expert_load` is the largest count of tokens of one expert over the mean count, worst layer, all
+    ranks: 1 is balance, `num_experts / experts_per_token` is collapse onto the same experts for every token.
+    """
+    optimizers.worst_expert_load = 0.0
+    layers = [block.moe for part in model_parts for block in part.layers.values() if block.moe_enabled]
+    mesh = parallel_dims.get_optional_mesh("loss")
+
+    def record(*_: object) -> None:
+        if not layers:
+            return
+        counts = torch.stack([getattr(c, "_local_tensor", c) for c in (moe.tokens_per_expert_E for moe in layers)])
+        if mesh is not None:
+            torch.distributed.all_reduce(counts, group=mesh.get_group())
+        optimizers.worst_expert_load = float((counts.amax(1) / counts.mean(1).clamp(min=1e-9)).max())
+        if layers[0].load_balance_coeff is None:  # else torchtitan's hook, which runs after this one, resets them
+            for moe in layers:
+                moe.tokens_per_expert_E.zero_()
+
+    optimizers.register_step_pre_hook(record)
+    register_moe_load_balancing_hook(optimizers, model_parts, parallel_dims)
+
+
+def _pipeline(*args: Any, **kwargs: Any) -> Any:
+    """Build torchtitan's pipeline, with the call of `step` that torch 2.13 understands.
+
+    torchtitan 0.3.0 hands over micro-batches that are already split; torch 2.13 insists on splitting them itself.
+    """
+    schedule, *rest = pipeline_llm(*args, **kwargs)
+    if "arg_mbs" in inspect.signature(type(schedule).step).parameters:
+        return schedule, *rest
+    step = schedule.step
+
+    def presplit_step(*, arg_mbs: list | None = None, kwarg_mbs: list | None = None, target_mbs: list | None = None,
+                      **options: Any) -> Any:
+        count = schedule._n_microbatches
+        schedule._split_inputs = lambda *_: (arg_mbs or [()] * count, kwarg_mbs or [{}] * count)
+        return step(target=None if target_mbs is None else torch.cat(target_mbs), **options)
+
+    schedule.step = presplit_step
+    return schedule, *rest
+
+
+def shard_sequence(tensors: tuple[torch.Tensor, ...], mesh: Any, balancer: str | None) -> tuple[torch.Tensor, ...]:
+    """This rank's part of [B, L] tensors under context parallelism, cut as torchtitan cuts inputs and labels."""
+    return cp_shard(mesh, tensors, None, balancer)[0]
+
+
+def gather_sequence(tensor: torch.Tensor, mesh: Any, balancer: str | None) -> torch.Tensor:
+    """The inverse of `shard_sequence` for one [B, L / ranks] tensor: [B, L], in the original order on every rank."""
+    length = tensor.shape[1] * mesh.size()
+    parts = [torch.empty_like(tensor) for _ in range(mesh.size())]
+    torch.distributed.all_gather(parts, tensor.contiguous(), group=mesh.get_group())
+    whole = torch.cat(parts, dim=1)
+    if balancer is None:
+        return whole
+    order = torch_context_parallel._HeadTailLoadBalancer(length, mesh.size(), tensor.device)
+    return whole[:, order._generate_indices(restore=True)[0]]
+
+
+def _common(model: ModelConfig) -> dict[str, Any]:
+    return {
+        "vocab_size": model.vocab_size, "dim": model.hidden_size, "enable_weight_tying": model.tie_embeddings,
+        "norm": RMSNorm.Config(normalized_shape=model.hidden_size),
+        "tok_embeddings": Embedding.Config(num_embeddings=model.vocab_size, embedding_dim=model.hidden_size),
+        "lm_head": Linear.Config(in_features=model.hidden_size, out_features=model.vocab_size),
+    }
+
+
+def _qwen3_moe(model: ModelConfig) -> tuple[Any, Callable, type]:
+    layers = qwen3._build_qwen3_moe_layers(
+        n_layers=model.num_layers, dim=model.hidden_size, n_heads=model.num_heads, n_kv_heads=model.num_kv_heads,
+        head_dim=model.head_dim, moe_hidden_dim=model.expert_ffn_size, num_experts=model.num_experts,
+        top_k=model.experts_per_token, attn_backend="flex", moe_comm_backend="standard",
+        rope=CosSinRoPE.Config(dim=model.head_dim, max_seq_len=model.max_context, theta=model.rope_theta))
+    return (qwen3.Qwen3Model.Config(layers=layers, **_common(model)), qwen3.parallelize_qwen3,
+            qwen3.Qwen3StateDictAdapter)
+
+
+def _deepseek_v3(model: ModelConfig) -> tuple[Any, Callable, type]:
+    layers = deepseek_v3._build_dsv3_layers(
+        n_layers=model.num_layers, n_dense_layers=model.num_dense_layers, dim=model.hidden_size,
+        n_heads=model.num_heads, q_lora_rank=model.q_lora_rank, kv_lora_rank=model.kv_lora_rank,
+        qk_nope_head_dim=model.qk_nope_head_dim, qk_rope_head_dim=model.qk_rope_head_dim,
+        v_head_dim=model.v_head_dim, mscale=1.0, dense_hidden_dim=model.dense_ffn_size,
+        moe_hidden_dim=model.expert_ffn_size, num_experts=model.num_experts,
+        num_shared_experts=model.num_shared_experts, router_top_k=model.experts_per_token,
+        router_score_func=model.router_score.value, router_route_scale=model.router_scale, router_route_norm=True,
+        router_num_expert_groups=model.router_groups if model.router_groups > 1 else None,
+        router_num_limited_groups=model.router_groups_used if model.router_groups > 1 else None,
+        attn_backend="flex", moe_comm_backend="standard", non_blocking_capacity_factor=None,
+        rope=ComplexRoPE.Config(
+            dim=model.qk_rope_head_dim, max_seq_len=model.max_context, theta=model.rope_theta,
+            scaling="yarn" if model.rope_factor > 1 else "none", rope_factor=model.rope_factor,
+            original_seq_len=model.rope_original_context, beta_fast=model.rope_beta_fast, beta_slow=1.0))
+    return (deepseek_v3.DeepSeekV3Model.Config(layers=layers, **_common(model)), deepseek_v3.parallelize_deepseekv3,
+            deepseek_v3.DeepSeekV3StateDictAdapter)

@@ -1,0 +1,410 @@
+"""A torchtitan `Trainer` that is stepped from outside: one `update` an optimizer step, on batches the caller made.
+
+Continual pretraining, supervised fine-tuning and RL all train through `TitanTrainer`; they differ in their batches and
+their loss. torchtitan keeps everything else: meshes, model, optimizer, schedule, gradient clipping, checkpoints.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor
+from torchtitan.components.checkpointer import CheckpointManager
+from torchtitan.components.dataloader import BaseDataLoader
+from torchtitan.components.loss import (
+    IGNORE_INDEX,
+    BaseLoss,
+    ChunkedLossWrapper,
+    CrossEntropyLoss,
+    compute_logprobs,
+)
+from torchtitan.components.metrics import MetricsProcessor
+from torchtitan.components.optimizer import LRSchedulersContainer, OptimizersContainer, ParamGroupConfig
+from torchtitan.components.tokenizer import BaseTokenizer
+from torchtitan.config import CommConfig, DebugConfig, ParallelismConfig, TrainingConfig
+from torchtitan.distributed import utils as dist_utils
+from torchtitan.distributed.activation_checkpoint import FullAC
+from torchtitan.trainer import Trainer
+
+from composer.errors import ResumeError, TrainingError
+from composer.models import titan
+from composer.schema import ModelConfig, ParallelConfig, Schedule
+
+NO_LOSS = IGNORE_INDEX
+"""The label of a token that is not trained on."""
+
+_CHUNKED_VOCABULARY = 32768
+_LOSS_CHUNKS = 8
+
+
+@dataclass(frozen=True)
+class TrainSettings:
+    """How a policy is optimised. Comes from a phase of the mix or from the RL algorithm."""
+
+    folder: Path
+    """Checkpoints are kept in its subfolder `checkpoints`."""
+    num_steps: int
+    """Optimizer steps of the learning-rate schedule."""
+    learning_rate: float
+    warmup_steps: int = 0
+    schedule: Schedule = Schedule.constant
+    min_learning_rate_ratio: float = 0.1
+    weight_decay: float = 0.0
+    beta1: float = 0.9
+    beta2: float = 0.95
+    max_grad_norm: float = 1.0
+    seed: int = 0
+    keep_checkpoints: int = 2
+    """Older checkpoints are deleted; at least 2, since the newest may be half written; 0 keeps all."""
+    pipeline_microbatches: int = 1
+    """Micro-batches of one row that fill the pipeline (pipeline parallelism only)."""
+    timeout_s: float = 1800.0
+    """A collective that takes longer ends the process: a rank is gone."""
+
+
+@dataclass
+class Microbatch:
+    """What one data-parallel rank sends through the model at once. All tensors are [B, L].
+
+    B and L may differ from step to step; L must be a multiple of `TitanTrainer.sequence_multiple`.
+    """
+
+    tokens: torch.Tensor
+    """int64 token ids."""
+    labels: torch.Tensor
+    """int64, the id that should follow each token; `NO_LOSS` where none is trained on."""
+    positions: torch.Tensor
+    """int64, counted from 0 in each document; tokens see only their own document."""
+    extras: dict[str, torch.Tensor] = field(default_factory=dict)
+    """Further [B, L] tensors, handed to the loss by name and never to the model."""
+
+
+class _NoLoader(BaseDataLoader):
+    """torchtitan insists on a data loader; batches come through `update` and their cursors through `track`."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(BaseDataLoader.Config):
+        """No options of its own."""
+
+    def __init__(self, config: Config, **kwargs: Any) -> None:
+        """Ignore everything."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(())
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        pass
+
+
+class _NoTokenizer(BaseTokenizer):
+    """torchtitan insists on a tokenizer; ours lives with the corpus."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(BaseTokenizer.Config):
+        """No options of its own."""
+
+    def __init__(self, config: Config, **kwargs: Any) -> None:
+        """Ignore everything."""
+        super().__init__()
+
+    def encode(self, *args: Any, **kwargs: Any) -> list[int]:
+        raise NotImplementedError
+
+    def decode(self, *args: Any, **kwargs: Any) -> str:
+        raise NotImplementedError
+
+    def get_vocab_size(self) -> int:
+        raise NotImplementedError
+
+
+class _LastMetrics(MetricsProcessor):
+    """Keeps the numbers of the last step instead of printing them."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(MetricsProcessor.Config):
+        """No options of its own."""
+
+    last: dict[str, float] = {}
+
+    def log(self, step: int, global_avg_loss: float, global_max_loss: float, grad_norm: float,
+            extra_metrics: dict[str, Any] | None = None) -> None:
+        """Keep loss, gradient norm before clipping, and learning rate."""
+        rates = [v for k, v in (extra_metrics or {}).items() if k.startswith("lr/")]
+        self.last = {"loss": global_avg_loss, "grad_norm": grad_norm, "learning_rate": rates[0]}
+        self.ntokens_since_last_log = 0
+        self.data_loading_times.clear()
+
+
+class _JsonState:
+    """A `Stateful` whose state goes into the checkpoint as one string.
+
+    Distributed checkpoints match state key by key, so a state whose keys change while training could not be loaded.
+    """
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"json": json.dumps(self.inner.state_dict())}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        self.inner.load_state_dict(json.loads(state_dict["json"]))
+
+
+class TitanTrainer(Trainer):
+    """torchtitan's `Trainer`, driven one optimizer step at a time.
+
+    A loss is any torchtitan `BaseLoss`: `loss(logits, labels, global_valid_tokens, positions=..., **extras)` returns
+    the sum over this rank's tokens divided by `global_valid_tokens`, and metrics whose names end in `/mean` or `/frac`
+    (already divided likewise; added over ranks and micro-batches), `/max` or `/min`.
+
+    Example:
+        >>> trainer = trainer_config(model, parallel, settings).build()   # doctest: +SKIP
+        >>> trainer.load()                                                # 0: a fresh start
+        >>> trainer.update([Microbatch(tokens, labels, positions)])["loss"]
+        >>> trainer.save()
+    """
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(Trainer.Config):
+        """torchtitan's, unchanged."""
+
+    _extras: dict[str, torch.Tensor]
+    _loss_metrics: dict[str, torch.Tensor]
+
+    def __init__(self, config: Config) -> None:
+        """Build meshes, model, optimizer and checkpointer. Collective: every rank calls it."""
+        super().__init__(config)
+        self._extras, self._loss_metrics = {}, {}
+
+    @property
+    def sequence_multiple(self) -> int:
+        """Row lengths must be a multiple of this."""
+        chunks = _LOSS_CHUNKS if isinstance(self.loss_fn, ChunkedLossWrapper) else 1
+        return math.lcm(self.parallel_dims.tp, 2 * self.parallel_dims.cp if self.parallel_dims.cp > 1 else 1) * chunks
+
+    @property
+    def data_parallel(self) -> tuple[int, int]:
+        """(rank, size) over which different rows go to different ranks."""
+        if not self.parallel_dims.dp_enabled:
+            return 0, 1
+        mesh = self.parallel_dims.get_mesh("batch")
+        return mesh.get_local_rank(), mesh.size()
+
+    def track(self, name: str, stateful: Any) -> None:
+        """Save and restore `stateful` (JSON-ready `state_dict`, the same on every rank) with checkpoints.
+
+        Call it before `load`.
+        """
+        self.checkpointer.states[name] = _JsonState(stateful)
+
+    def load(self) -> int:
+        """Restore the newest checkpoint, else the initial one, else nothing.
+
+        Returns:
+            The number of optimizer steps done.
+
+        Raises:
+            ResumeError: a checkpoint is there but cannot be read.
+        """
+        try:
+            self.checkpointer.load()
+        except Exception as error:
+            raise ResumeError(f"The checkpoint in {self.checkpointer.folder} cannot be loaded: {error}. Delete the "
+                              "newest step-* folder there to continue from the one before.") from error
+        return self.step
+
+    def save(self) -> None:
+        """Write model, optimizer, schedule and tracked states of this step. Collective."""
+        self.checkpointer.save(self.step)
+
+    def update(self, microbatches: Sequence[Microbatch]) -> dict[str, float]:
+        """One optimizer step over this rank's micro-batches. Collective; every rank brings as many.
+
+        Returns:
+            loss (mean over all trained tokens of all ranks), grad_norm (before clipping), learning_rate, tokens (this
+            rank's, padding included), worst_expert_load, seconds, and the loss's own metrics.
+
+        Raises:
+            TrainingError: loss or gradient is not finite. Checkpoints on disk are as they were.
+        """
+        started = time.perf_counter()
+        self.step += 1
+        self.gc_handler.run(self.step)
+        self._loss_metrics = {}
+        group = self.num_pipeline_parallel_microbatches
+        self.gradient_accumulation_steps, rest = divmod(len(microbatches), group)
+        if rest or not microbatches:
+            raise ValueError(f"len(microbatches) must be a positive multiple of {group}, but is {len(microbatches)}")
+        batches = (({"input": m.tokens, "positions": m.positions, **m.extras}, m.labels) for m in microbatches)
+        try:
+            self.train_step(self.batch_generator(batches))
+        except RuntimeError as error:
+            if "not finite" not in str(error):
+                raise
+            raise self._not_finite("loss") from error
+        metrics = dict(self.metrics_processor.last)
+        if not math.isfinite(metrics["grad_norm"]):
+            raise self._not_finite("gradient")
+        return {**metrics, "tokens": float(sum(m.tokens.numel() for m in microbatches)),
+                "worst_expert_load": self.optimizers.worst_expert_load, **self._reduced_loss_metrics(),
+                "seconds": time.perf_counter() - started}
+
+    @torch.no_grad()
+    def score(self, batch: Microbatch) -> torch.Tensor:
+        """Natural log-probabilities of `batch.labels` under the current weights. Collective.
+
+        Returns:
+            float32 [B, L]; 0 where the label is `NO_LOSS`.
+        """
+        inputs = {"input": batch.tokens.to(self.device), "positions": batch.positions.to(self.device)}
+        tokens, labels, kwargs = self.post_dataloading_process(inputs, batch.labels.to(self.device))
+        model = self.model_parts[0]
+        model.eval()  # else these tokens would count as expert load
+        try:
+            with self.train_context():
+                out = model(tokens, **kwargs)
+                if model._skip_lm_head:
+                    out = model.lm_head(out)
+                log_probs = compute_logprobs(out, labels)
+        finally:
+            model.train()
+        if self.parallel_dims.cp_enabled:
+            mesh = self.parallel_dims.get_mesh("cp")
+            log_probs = titan.gather_sequence(log_probs, mesh, self.config.parallelism.context_parallel_load_balancer)
+        return log_probs
+
+    @torch.no_grad()
+    def hf_state_dict(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield (Hugging Face name, whole tensor) one parameter at a time. Collective: every rank iterates to the end.
+
+        Under pipeline parallelism a rank yields the layers of its own stage.
+        """
+        spec = self.config.model_spec
+        adapter = spec.state_dict_adapter(self.model_config, None)
+        for part in self.model_parts:
+            for name, value in part.state_dict().items():
+                whole = value.full_tensor() if isinstance(value, DTensor) else value
+                yield from adapter.to_hf({name: whole.detach()}).items()
+
+    def close(self) -> None:
+        """Release checkpoint threads and process groups; another trainer may be built afterwards."""
+        super().close()
+        if torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group()
+
+    def post_dataloading_process(self, input_dict: dict[str, torch.Tensor], labels: torch.Tensor) -> Any:
+        """Keep the loss's own tensors away from the model, cut like the labels under context parallelism."""
+        inputs = {k: input_dict[k] for k in ("input", "positions")}
+        self._extras = {k: v for k, v in input_dict.items() if k not in inputs}
+        if self._extras and self.parallel_dims.cp_enabled:
+            cut = titan.shard_sequence(tuple(self._extras.values()), self.parallel_dims.get_mesh("cp"),
+                                       self.config.parallelism.context_parallel_load_balancer)
+            self._extras = dict(zip(self._extras, cut, strict=True))
+        return super().post_dataloading_process(inputs, labels)
+
+    def _forward_backward_body(self, inputs: torch.Tensor, labels: torch.Tensor, global_valid_tokens: torch.Tensor,
+                               extra_kwargs: dict[str, Any]) -> torch.Tensor:
+        """torchtitan's, with extra loss inputs and with the metrics that the loss returns (torchtitan drops both)."""
+        with self.train_context():
+            out = self.model_parts[0](inputs, **extra_kwargs)
+            loss, metrics = self.loss_fn(out, labels, global_valid_tokens, positions=extra_kwargs["positions"],
+                                         **self._extras)
+            del out
+            loss.backward()
+        for name, value in metrics.items():
+            seen, value = self._loss_metrics.get(name), value.detach()
+            if seen is not None:
+                value = {"max": torch.maximum, "min": torch.minimum}.get(_reduction(name), torch.add)(seen, value)
+            self._loss_metrics[name] = value
+        return loss
+
+    def _reduced_loss_metrics(self) -> dict[str, float]:
+        mesh = self.parallel_dims.get_optional_mesh("loss")
+        if mesh is None:
+            return {k: float(v) for k, v in self._loss_metrics.items()}
+        operations = {"max": dist_utils.dist_max, "min": lambda x, m: -dist_utils.dist_max(-x, m)}
+        return {k: operations.get(_reduction(k), dist_utils.dist_sum)(v, mesh) for k, v in self._loss_metrics.items()}
+
+    def _not_finite(self, what: str) -> TrainingError:
+        lr = self.lr_schedulers.get_metrics()
+        return TrainingError(f"Step {self.step}: the {what} is not finite. Lower learning_rate (now "
+                             f"{max(lr.values()):.3g}) or max_grad_norm (now {self.config.training.max_norm:g}) and "
+                             f"resume; the checkpoints in {self.config.dump_folder}/checkpoints are intact.")
+
+
+def _reduction(name: str) -> str:
+    return name.rsplit("/", 1)[-1]
+
+
+def single_process_environment() -> None:
+    """Set what torch.distributed asks of one process, unless a launcher has set it. Port 0 lets the system choose."""
+    for key, value in {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1",
+                       "MASTER_PORT": "0"}.items():
+        os.environ.setdefault(key, value)
+
+
+def trainer_config(model: ModelConfig, parallel: ParallelConfig, settings: TrainSettings,
+                   loss: BaseLoss.Config | None = None) -> TitanTrainer.Config:
+    """Our settings in torchtitan's words. `.build()` gives a `TitanTrainer`; RANK, WORLD_SIZE, ... must be set.
+
+    Args:
+        model: the model; with `model.checkpoint`, weights come from that Hugging Face folder at `load()`.
+        parallel: the mesh.
+        settings: the optimisation.
+        loss: default: cross-entropy of the labels.
+    """
+    if loss is None:
+        loss = CrossEntropyLoss.Config(global_vocab_size=model.vocab_size)
+    if model.vocab_size >= _CHUNKED_VOCABULARY and parallel.pipeline_parallel == 1:
+        # Whole float32 logits of a 160k vocabulary cost 5 GB per 8k tokens.
+        loss = ChunkedLossWrapper.Config(loss_fn=loss, num_chunks=_LOSS_CHUNKS)
+    torch.set_num_threads(parallel.threads_per_process)
+    initial = {} if model.checkpoint is None else {
+        "initial_load_path": str(Path(model.checkpoint).resolve()), "initial_load_in_hf": True}
+    adamw = {"lr": settings.learning_rate, "betas": (settings.beta1, settings.beta2), "eps": 1e-8,
+             "weight_decay": settings.weight_decay}
+    return TitanTrainer.Config(
+        model_spec=titan.build_model_spec(model, settings.seed),
+        hf_assets_path=model.checkpoint or "",
+        dump_folder=str(settings.folder),
+        loss=loss,
+        metrics=_LastMetrics.Config(log_freq=1),
+        dataloader=_NoLoader.Config(),
+        tokenizer=_NoTokenizer.Config(),
+        optimizer=OptimizersContainer.Config(
+            param_groups=[ParamGroupConfig(pattern=".*", optimizer_name="AdamW", optimizer_kwargs=adamw)],
+            implementation="fused"),
+        lr_scheduler=LRSchedulersContainer.Config(
+            warmup_steps=settings.warmup_steps, total_steps=settings.num_steps,
+            decay_ratio=0.0 if settings.schedule is Schedule.constant else None,
+            decay_type="cosine" if settings.schedule is Schedule.cosine else "linear",
+            min_lr_factor=settings.min_learning_rate_ratio),
+        training=TrainingConfig(
+            local_batch_size=settings.pipeline_microbatches, seq_len=model.max_context, steps=settings.num_steps,
+            max_norm=settings.max_grad_norm, mixed_precision_param=parallel.param_dtype.value,
+            disable_cuda_graphs=True),  # graphs need one fixed shape; row lengths here change from step to step
+        parallelism=ParallelismConfig(
+            data_parallel_replicate_degree=parallel.data_parallel_replicate,
+            data_parallel_shard_degree=parallel.data_parallel_shard,
+            tensor_parallel_degree=parallel.tensor_parallel, context_parallel_degree=parallel.context_parallel,
+            pipeline_parallel_degree=parallel.pipeline_parallel, expert_parallel_degree=parallel.expert_parallel,
+            # the backend whose multi-rank losses were seen to equal one process's, on gloo as on NCCL
+            spmd_backend="partial_dtensor"),
+        checkpoint=CheckpointManager.Config(
+            enable=True, folder="checkpoints", interval=1,  # `save` decides when
+            keep_latest_k=settings.keep_checkpoints, last_save_model_only=False, **initial),
+        activation_checkpoint=FullAC.Config() if parallel.activation_checkpoint else None,
+        debug=DebugConfig(seed=settings.seed, enable_structured_logging=False),
+        comm=CommConfig(init_timeout_seconds=int(settings.timeout_s), trace_buf_size=0))

@@ -1,0 +1,1 @@
+"""Training before RL: the data mix, packing, continual pretraining and supervised fine-tuning."""
