@@ -1,0 +1,117 @@
+"""What every test shares: one thread, no network, unit tests first, and nothing may outlive the tests.
+
+Whatever a test starts inherits a marker in its environment. At the end of the session every process that still carries
+it, and every shared-memory segment, cgroup or mount of ours that nobody else uses, is an error.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+# Before anything imports torch: two OpenMP threads a process on two cores run up to 50 times slower than one.
+os.environ.update(
+    OMP_NUM_THREADS="1",
+    HF_HUB_OFFLINE="1",
+    TRANSFORMERS_OFFLINE="1",
+    VLLM_NO_USAGE_STATS="1",
+    RAY_USAGE_STATS_ENABLED="0",
+    WANDB_MODE="disabled",
+)
+MARKER = "COMPOSER_TEST_SESSION"
+os.environ[MARKER] = uuid.uuid4().hex
+GRACE_S = 10.0
+"""How long processes that are already ending (Ray's daemons, a killed sandbox) have to be gone."""
+
+ORDER = ("unit", "integration", "benchmarks")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Run quick tests first, and skip what this machine has no hardware or service for."""
+    tests = Path(__file__).parent
+
+    def rank(item: pytest.Item) -> tuple[int, bool]:
+        folder = item.path.relative_to(tests).parts[0]
+        return ORDER.index(folder) if folder in ORDER else -1, item.get_closest_marker("slow") is not None
+
+    items.sort(key=rank)
+    absent = {}
+    if not Path("/dev/nvidiactl").exists():
+        absent["gpu"] = "no NVIDIA GPU on this machine"
+    if not any(
+        Path(p).is_socket()
+        for p in ("/run/docker.sock", os.environ.get("DOCKER_HOST", "").removeprefix("unix://") or "/")
+    ):
+        absent["docker"] = "no Docker engine on this machine"
+    for item in items:
+        for name, reason in absent.items():
+            if item.get_closest_marker(name):
+                item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def marked_processes() -> dict[int, str]:
+    """Processes that this session started and that live: pid -> command line and the test that started it."""
+    marker = f"{MARKER}={os.environ[MARKER]}".encode()
+    found = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            variables = (folder / "environ").read_bytes().split(b"\0")
+            if marker not in variables or int(folder.name) == os.getpid():
+                continue
+            command = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            if not command:  # a zombie, or gone while we looked
+                continue
+            test = next((v.decode() for v in variables if v.startswith(b"PYTEST_CURRENT_TEST=")), "")
+            found[int(folder.name)] = f"{command.strip()[:200]} ({test or 'started outside a test'})"
+        except OSError:
+            continue
+    return found
+
+
+def traces() -> set[str]:
+    """Shared-memory segments, cgroups and mounts with our name."""
+    found = {str(p) for p in Path("/dev/shm").glob("composer*")}
+    found |= {str(p) for p in Path("/sys/fs/cgroup").glob("**/composer*") if p.is_dir()}
+    mounts = (line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines())
+    return found | {mount for mount in mounts if "/composer-" in mount}
+
+
+def used_by_others(trace: str, ours: set[int]) -> bool:
+    """Whether a process that this session did not start maps, opens or lives in `trace`: then it is another run's."""
+    if trace.startswith("/sys/fs/cgroup"):
+        try:
+            members = {int(line) for f in Path(trace).glob("**/cgroup.procs") for line in f.read_text().split()}
+        except OSError:
+            return False
+        return bool(members - ours)
+    for folder in Path("/proc").glob("[0-9]*"):
+        if int(folder.name) in ours or int(folder.name) == os.getpid():
+            continue
+        try:
+            opened = (str(link.readlink()) for link in (folder / "fd").iterdir())
+            if trace in (folder / "maps").read_text() or trace in opened:
+                return True
+        except OSError:
+            continue
+    return False
+
+
+@pytest.fixture(scope="session", autouse=True)
+def nothing_outlives_the_tests() -> Iterator[None]:
+    """Fail the session if a process, shared-memory segment, cgroup or mount is left behind."""
+    before = traces()
+    yield
+    deadline = time.monotonic() + GRACE_S
+    while True:
+        processes = marked_processes()
+        left = {t for t in traces() - before if not used_by_others(t, set(processes))}
+        if not (processes or left) or time.monotonic() > deadline:
+            break
+        time.sleep(0.2)
+    lines = [f"  process {pid}: {what}" for pid, what in sorted(processes.items())] + [f"  {t}" for t in sorted(left)]
+    assert not lines, "the tests left behind:\n" + "\n".join(lines)
