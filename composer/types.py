@@ -21,7 +21,7 @@ class Split(StrEnum):
 
 @dataclass(frozen=True)
 class Task:
-    """One problem: a small repository, a request, and tests that decide.
+    r"""One problem: a small repository, a request, and tests that decide.
 
     Example:
         >>> Task(id="micro/train/7", request="scale_price fails its tests in main.py",

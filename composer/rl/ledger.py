@@ -1,8 +1,8 @@
 """The ledger of an RL stage: an append-only file of what was started, finished, trained and lost.
 
-It is what makes resuming exact. A group that was finished before a crash is never sampled again: groups of optimizer steps
-after the last checkpoint are trained again *as recorded*, finished groups that no step had taken yet are queued, and a task
-that was started but not finished is left out for ever, so that no task is trained twice.
+It is what makes resuming exact. A group that was finished before a crash is never sampled again: groups of optimizer
+steps after the last checkpoint are trained again *as recorded*, finished groups that no step had taken yet are
+queued, and a task that was started but not finished is left out for ever, so that no task is trained twice.
 
 One JSON object a line, flushed before the event it records takes effect:
 

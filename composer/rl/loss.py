@@ -46,8 +46,8 @@ def policy_loss(
 
     Returns:
         The scalar loss, and sums over this microbatch divided by N (so that adding microbatches gives the step's mean):
-        `kl_k3` = mean of (r - 1 - ln r) with r the ratio (Schulman's estimator of KL(sampler || theta)), `clip_fraction`,
-        `entropy`, `ratio`.
+        `kl_k3` = mean of (r - 1 - ln r) with r the ratio (Schulman's estimator of KL(sampler || theta)),
+        `clip_fraction`, `entropy`, `ratio`.
     """
     zero = torch.zeros((), dtype=log_probs.dtype, device=log_probs.device)
     log_ratio = torch.where(loss_mask, log_probs - sampler_log_probs, zero).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)

@@ -20,7 +20,7 @@ IGNORE_INDEX = -100
 
 
 @dataclass(frozen=True)
-class Microbatch:
+class PackedRows:
     """One forward and backward pass of one rank. Arrays are [rows, row_len]; a position refers to its target token."""
 
     tokens: np.ndarray
@@ -50,7 +50,7 @@ def attention_cost(length: int, row_len: int) -> float:
 
 def pack(
     samples: Sequence[Sample], num_ranks: int, microbatch_tokens: int, pad_id: int, multiple_of: int = 16
-) -> list[list[Microbatch]]:
+) -> list[list[PackedRows]]:
     """Distribute samples over ranks and microbatches.
 
     Args:
@@ -61,7 +61,7 @@ def pack(
         multiple_of: row lengths are rounded up to it (context and tensor parallelism split rows evenly).
 
     Returns:
-        [num_ranks][num_microbatches]; the same number of microbatches, of the same shape, for every rank.
+        [num_ranks][num_passes]; the same number of microbatches, of the same shape, for every rank.
 
     Raises:
         ValueError: a sample has fewer than two tokens.
@@ -79,10 +79,10 @@ def pack(
     rows = [_fill_rows(mine, row_len) for mine in by_rank]
     rows_per_microbatch = max(1, microbatch_tokens // row_len)
     most = max(len(r) for r in rows)
-    num_microbatches = math.ceil(most / rows_per_microbatch)
-    num_rows = math.ceil(most / num_microbatches)
+    num_passes = math.ceil(most / rows_per_microbatch)
+    num_rows = math.ceil(most / num_passes)
     return [
-        [_microbatch(r[i * num_rows : (i + 1) * num_rows], num_rows, row_len, pad_id) for i in range(num_microbatches)]
+        [_lay_out(r[i * num_rows : (i + 1) * num_rows], num_rows, row_len, pad_id) for i in range(num_passes)]
         for r in rows
     ]
 
@@ -114,7 +114,7 @@ def _fill_rows(samples: Sequence[Sample], row_len: int) -> list[list[Sample]]:
     return rows
 
 
-def _microbatch(rows: Sequence[Sequence[Sample]], num_rows: int, row_len: int, pad_id: int) -> Microbatch:
+def _lay_out(rows: Sequence[Sequence[Sample]], num_rows: int, row_len: int, pad_id: int) -> PackedRows:
     """Lay samples into arrays; rows that are missing stay empty and carry no loss."""
     shape = (num_rows, row_len)
     tokens = np.full(shape, pad_id, dtype=np.int64)
@@ -135,4 +135,4 @@ def _microbatch(rows: Sequence[Sequence[Sample]], num_rows: int, row_len: int, p
             advantages[r, here] = np.where(mask, sample.advantages[1:], 0.0)
             at += n
         positions[r, at:] = np.arange(row_len - at)
-    return Microbatch(tokens, positions, labels, log_probs, advantages)
+    return PackedRows(tokens, positions, labels, log_probs, advantages)

@@ -1,0 +1,114 @@
+"""What launchers share: the mark by which a run's processes are known, and the sweep that ends those of dead runs.
+
+Every process of a run inherits the environment variable `COMPOSER_OWNER` = `<label>:<pid>:<start time>` of its
+driver. A driver that is killed cannot clean up; the next start reads the mark of every process and ends those whose
+driver is gone. The start time tells a driver from a later process that got the same pid.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from dataclasses import dataclass
+
+import psutil
+
+OWNER_VARIABLE = "COMPOSER_OWNER"
+KILL_DEADLINE_S = 5.0
+
+
+@dataclass(frozen=True)
+class Owner:
+    """The driver of a run."""
+
+    label: str
+    pid: int
+    start_time: int
+    """Clock ticks after boot, field 22 of /proc/<pid>/stat."""
+
+    @classmethod
+    def current(cls, label: str) -> Owner:
+        """This process as the driver of run `label` (letters, digits, `-`, `_`, `.`)."""
+        return cls(label, os.getpid(), _start_time(os.getpid()) or 0)
+
+    @classmethod
+    def parse(cls, mark: str) -> Owner | None:
+        """The inverse of `mark`; None for anything else."""
+        label, _, rest = mark.partition(":")
+        pid, _, start_time = rest.partition(":")
+        if not (label and pid.isdigit() and start_time.isdigit()):
+            return None
+        return cls(label, int(pid), int(start_time))
+
+    @property
+    def mark(self) -> str:
+        """What stands in the environment of every process of the run."""
+        return f"{self.label}:{self.pid}:{self.start_time}"
+
+    @property
+    def alive(self) -> bool:
+        """Whether that driver still runs."""
+        return _start_time(self.pid) == self.start_time
+
+
+def sweep_processes(label: str | None = None) -> int:
+    """End every process whose driver is gone, or every process of run `label` except its driver.
+
+    Returns:
+        How many processes were ended.
+    """
+    doomed = []
+    for process in psutil.process_iter(["pid"]):
+        owner = _owner_of(process.pid)
+        if owner is None or process.pid in (os.getpid(), owner.pid):
+            continue
+        if (owner.label == label) if label is not None else not owner.alive:
+            doomed.append(process)
+    for process in doomed:
+        _signal(process, signal.SIGKILL)
+    psutil.wait_procs(doomed, timeout=KILL_DEADLINE_S)
+    return len(doomed)
+
+
+def wait_until_gone(pids: list[int], timeout_s: float) -> list[int]:
+    """Wait for processes to end; returns those that did not."""
+    deadline = time.monotonic() + timeout_s
+    while (left := [p for p in pids if _running(p)]) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return left
+
+
+def _owner_of(pid: int) -> Owner | None:
+    """The mark in a process's environment; None where there is none or it is another user's."""
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as f:  # noqa: PTH123 (a /proc file, read for every process of the machine)
+            environ = f.read()
+    except OSError:
+        return None
+    prefix = f"{OWNER_VARIABLE}=".encode()
+    for entry in environ.split(b"\0"):
+        if entry.startswith(prefix):
+            return Owner.parse(entry[len(prefix) :].decode("utf-8", "replace"))
+    return None
+
+
+def _start_time(pid: int) -> int | None:
+    """Field 22 of /proc/<pid>/stat; None if there is no such process or only its zombie is left."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as f:  # noqa: PTH123
+            fields = f.read().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return None if fields[0] in "ZX" else int(fields[19])
+
+
+def _running(pid: int) -> bool:
+    return _start_time(pid) is not None
+
+
+def _signal(process: psutil.Process, number: int) -> None:
+    try:
+        process.send_signal(number)
+    except psutil.Error:
+        return

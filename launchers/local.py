@@ -1,0 +1,106 @@
+"""The local launcher: a Ray cluster of its own on this machine, on loopback, for one run."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from composer.contract import Finding
+from composer.errors import LauncherError
+from launchers.base import OWNER_VARIABLE, Owner, sweep_processes
+
+FOLDER_PREFIX = "composer-ray-"
+
+
+class LocalLauncher:
+    """Starts Ray's processes as children of the driver; they end with it."""
+
+    def __init__(self, run_label: str, resources: Mapping[str, float], object_store_bytes: int = 256 * 2**20) -> None:
+        """Nothing starts yet.
+
+        Args:
+            run_label: names the run in its processes' environment and in the folder of Ray's sockets and logs.
+            resources: what the plan asks for: `CPU`, `GPU`. CPUs are seats in Ray's scheduler, not cores: a laptop
+                with two cores holds all processes of the quickstart.
+            object_store_bytes: shared memory for trajectories on their way to the trainer; Ray spills to disk beyond
+                it.
+        """
+        self.owner = Owner.current(run_label)
+        self.resources = dict(resources)
+        self.object_store_bytes = object_store_bytes
+        self._folder: Path | None = None
+
+    def start(self) -> str:
+        """Start the cluster and connect this process to it; returns its address.
+
+        Raises:
+            LauncherError: Ray did not start.
+        """
+        os.environ[OWNER_VARIABLE] = self.owner.mark
+        os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+        # Ray resolves "127.0.0.1" to an outside address on Linux unless clusters are switched off; a run on one machine
+        # has nothing to say to the network.
+        os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
+        # The warning speaks of accelerators that are hidden from workers; the CPU path has none to hide.
+        os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+        import ray
+
+        # Ray's socket paths must stay below 108 characters, so the folder cannot be in the run directory. The owner's
+        # mark is in its name, for the sweep.
+        self._folder = Path(tempfile.gettempdir()) / f"{FOLDER_PREFIX}{self.owner.pid}-{self.owner.start_time}"
+        try:
+            context = ray.init(
+                num_cpus=int(self.resources.get("CPU", 1)),
+                num_gpus=int(self.resources.get("GPU", 0)),
+                object_store_memory=self.object_store_bytes,
+                include_dashboard=False,
+                log_to_driver=False,
+                configure_logging=False,
+                _temp_dir=str(self._folder),
+            )
+        except Exception as e:
+            raise LauncherError(f"Ray did not start on this machine ({e}); see {self._folder} for its logs") from e
+        return str(context.address_info["gcs_address"])
+
+    def stop(self) -> None:
+        """Shut Ray down, end what is left of the run's processes, and remove the folder."""
+        import ray
+
+        with contextlib.suppress(Exception):  # a cluster that is half dead must not keep the rest from being cleaned up
+            ray.shutdown()
+        sweep_processes(self.owner.label)
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    def check(self) -> list[Finding]:
+        """Whether Ray is there and its sockets have a place."""
+        try:
+            from importlib.metadata import version
+
+            found = Finding("ray", True, f"ray {version('ray')}")
+        except ImportError:
+            found = Finding("ray", False, "Ray is not installed", "pip install ray==2.60.0")
+        free = shutil.disk_usage(tempfile.gettempdir()).free
+        return [
+            found,
+            Finding(
+                "temporary folder",
+                free > 2**30,
+                f"{tempfile.gettempdir()}: {free / 2**30:.1f} GiB free",
+                "free 1 GiB, or set TMPDIR to a disk that has it",
+            ),
+        ]
+
+    def sweep(self) -> int:
+        """End processes of runs whose driver was killed, and remove their folders."""
+        removed = sweep_processes()
+        for folder in Path(tempfile.gettempdir()).glob(f"{FOLDER_PREFIX}*"):
+            owner = Owner.parse(f"x:{folder.name.removeprefix(FOLDER_PREFIX).replace('-', ':')}")
+            if owner is not None and not owner.alive:
+                shutil.rmtree(folder, ignore_errors=True)
+                removed += 1
+        return removed

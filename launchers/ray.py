@@ -1,0 +1,76 @@
+"""The Ray launcher: join a Ray cluster that is already there."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Mapping
+
+from composer.contract import Finding
+from composer.errors import LauncherError
+from launchers.base import OWNER_VARIABLE, Owner, sweep_processes
+
+
+class RayLauncher:
+    """Connects to a running cluster and leaves it as it was."""
+
+    def __init__(self, run_label: str, resources: Mapping[str, float], address: str = "auto") -> None:
+        """Nothing connects yet.
+
+        Args:
+            run_label: the Ray namespace of the run's actors.
+            resources: what the plan asks for: `CPU`, `GPU`. A cluster with less is refused at once rather than waited
+                for.
+            address: `host:port` of the cluster's head, or `auto` for the one this machine belongs to.
+        """
+        self.owner = Owner.current(run_label)
+        self.resources = dict(resources)
+        self.address = address
+
+    def start(self) -> str:
+        """Connect; returns the cluster's address.
+
+        Raises:
+            LauncherError: no cluster answers, or it lacks what the plan asks for.
+        """
+        os.environ[OWNER_VARIABLE] = self.owner.mark
+        import ray
+
+        try:
+            context = ray.init(
+                address=self.address, namespace=self.owner.label, log_to_driver=False, configure_logging=False
+            )
+        except Exception as e:
+            raise LauncherError(
+                f"launcher.args.address={self.address!r}: no Ray cluster answers there ({e}); "
+                "start one with `ray start --head`, or use launcher=local"
+            ) from e
+        there = ray.cluster_resources()
+        for name, need in self.resources.items():
+            if there.get(name, 0) < need:
+                ray.shutdown()
+                raise LauncherError(
+                    f"the Ray cluster at {self.address!r} has {there.get(name, 0):g} {name}, the plan needs {need:g}; "
+                    "add nodes, or make the mesh smaller (`composer plan` shows it)"
+                )
+        return str(context.address_info["gcs_address"])
+
+    def stop(self) -> None:
+        """Disconnect; the run's actors end with the connection, the cluster stays."""
+        import ray
+
+        with contextlib.suppress(Exception):  # the cluster may be gone already
+            ray.shutdown()
+
+    def check(self) -> list[Finding]:
+        """What is missing for this launcher on this machine."""
+        from importlib.metadata import PackageNotFoundError, version
+
+        try:
+            return [Finding("ray", True, f"ray {version('ray')}")]
+        except PackageNotFoundError:
+            return [Finding("ray", False, "Ray is not installed", "pip install ray==2.60.0")]
+
+    def sweep(self) -> int:
+        """End processes on this machine whose driver was killed."""
+        return sweep_processes()
