@@ -333,7 +333,11 @@ class ParallelConfig:
     pipeline_parallel: int = number(1, 1)
     expert_parallel: int = number(1, 1)
     """Formed from the shard, context and tensor axes; must divide their product and the number of experts."""
+    num_nodes: int = number(0, 0)
+    """Machines of the cluster; 0: as many as the plan needs."""
     gpus_per_node: int = number(8, 1)
+    gpu_memory_bytes: int = number(0, 0)
+    """Memory of one GPU; 0: unknown, the plan then estimates without refusing."""
     param_dtype: Dtype = Dtype.float32
     """Compute format of parameters under mixed precision."""
     activation_checkpoint: bool = False
@@ -373,13 +377,6 @@ class WeightSyncConfig:
     verify_tolerance: float = number(1e-3, above=0)
     """Largest |difference| of log-probabilities, generator against trainer, on a probe after each load."""
     timeout_s: float = number(60.0, above=0)
-
-
-@dataclass(frozen=True)
-class LauncherConfig:
-    """How the Ray cluster comes to be."""
-
-    launcher: TargetConfig = MISSING
 
 
 @dataclass(frozen=True)
@@ -426,6 +423,7 @@ class Config:
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
     generator: GeneratorConfig = field(default_factory=GeneratorConfig)
     weight_sync: WeightSyncConfig = field(default_factory=WeightSyncConfig)
-    launcher: LauncherConfig = field(default_factory=LauncherConfig)
+    launcher: TargetConfig = MISSING
+    """How the Ray cluster comes to be."""
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
