@@ -1,5 +1,4 @@
-"""The policy on one trainer rank: torchtitan's `Trainer` with a policy-gradient loss, a reference and weight
-publishing."""
+"""The policy on one trainer rank: a policy-gradient loss, a reference policy, and the way to its weights."""
 
 from __future__ import annotations
 

@@ -1,0 +1,97 @@
+"""The evaluation stage: the same unseen tasks before and after RL, several episodes each.
+
+Finished tasks are appended to `groups.jsonl` at once, so an interrupted evaluation continues with those that are missing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+from composer.errors import ComposerError, GeneratorError
+from composer.evaluation.metrics import EvaluationMetrics, evaluate_groups
+from composer.schema import EvaluationConfig
+from composer.types import Group, Split
+
+
+class Rollouts(Protocol):
+    """Where episodes run."""
+
+    async def run_group(self, split: Split, index: int, group_id: str, size: int, temperature: float) -> Group:
+        """Run `size` episodes of a task. Raises ComposerError when the worker itself failed."""
+
+
+async def evaluate(
+    evaluation: EvaluationConfig,
+    rollouts: Rollouts,
+    folder: Path,
+    progress: Callable[[int, Group], None],
+    warn: Callable[[str], None],
+) -> tuple[EvaluationMetrics, list[Group]]:
+    """Run the evaluation, or what is left of it.
+
+    Args:
+        evaluation: tasks, episodes a task, temperature.
+        rollouts: where episodes run.
+        folder: keeps `groups.jsonl`.
+        progress: called with the number of finished tasks and the newest group.
+        warn: tells the user one sentence.
+
+    Returns:
+        The metrics and the groups, in task order.
+
+    Raises:
+        GeneratorError: not finished within `evaluation.timeout_s`, or no episode has a reward.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "groups.jsonl"
+    groups = {g.id: g for g in _read(path)}
+    missing = [i for i in range(evaluation.num_tasks) if _group_id(i) not in groups]
+
+    with path.open("a", encoding="utf-8") as file:
+
+        async def one(index: int) -> None:
+            try:
+                group = await rollouts.run_group(
+                    Split.EVALUATION, index, _group_id(index), evaluation.samples_per_task, evaluation.temperature
+                )
+            except ComposerError as e:
+                warn(f"evaluation task {index} was lost: {e}")
+                return
+            file.write(json.dumps(group.to_dict(), separators=(",", ":")) + "\n")
+            file.flush()
+            groups[group.id] = group
+            progress(len(groups), group)
+
+        try:
+            async with asyncio.timeout(evaluation.timeout_s), asyncio.TaskGroup() as tasks:
+                for index in missing:
+                    tasks.create_task(one(index))
+        except TimeoutError:
+            raise GeneratorError(
+                f"the evaluation had finished {len(groups)} of {evaluation.num_tasks} tasks after "
+                f"evaluation.timeout_s={evaluation.timeout_s:g}; raise it and resume, finished tasks are kept"
+            ) from None
+    ordered = [groups[_group_id(i)] for i in range(evaluation.num_tasks) if _group_id(i) in groups]
+    try:
+        return evaluate_groups(ordered, evaluation.samples_per_task), ordered
+    except ValueError as e:
+        raise GeneratorError(str(e)) from e
+
+
+def _group_id(index: int) -> str:
+    return f"e{index}"
+
+
+def _read(path: Path) -> list[Group]:
+    """Finished groups; a half-written last line is dropped."""
+    if not path.exists():
+        return []
+    whole = path.read_text(encoding="utf-8")
+    complete = whole[: whole.rfind("\n") + 1]
+    if complete != whole:
+        path.write_text(complete, encoding="utf-8")
+    return [Group.from_dict(json.loads(line)) for line in complete.splitlines()]

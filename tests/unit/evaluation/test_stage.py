@@ -1,0 +1,60 @@
+"""The evaluation stage continues where it was interrupted and fails with a remedy.
+
+`StandInRollouts` stands in for the env workers.
+"""
+
+import asyncio
+
+import pytest
+
+from composer.errors import GeneratorError
+from composer.evaluation.stage import evaluate
+from composer.schema import EvaluationConfig
+from composer.types import Generation, Group, Outcome, Split, Trajectory, Turn
+
+
+class StandInRollouts:
+    def __init__(self, fail=(), seconds=0.0):
+        self.fail, self.seconds, self.asked = fail, seconds, []
+
+    async def run_group(self, split, index, group_id, size, temperature):
+        assert split is Split.EVALUATION
+        self.asked.append(index)
+        await asyncio.sleep(self.seconds)
+        if index in self.fail:
+            raise GeneratorError("stand-in outage")
+        turn = Turn([1], Generation([2], [-0.1], [0], "stop"))
+        episodes = [
+            Trajectory(f"t{index}", group_id, str(i), [turn], [], Outcome.FINISHED, float(index % 2))
+            for i in range(size)
+        ]
+        return Group(group_id, f"t{index}", episodes)
+
+
+def run(folder, rollouts, **kwargs):
+    config = EvaluationConfig(num_tasks=6, samples_per_task=2, **kwargs)
+    seen, warnings = [], []
+    result = asyncio.run(evaluate(config, rollouts, folder, lambda n, g: seen.append(n), warnings.append))
+    return *result, seen, warnings
+
+
+def test_an_interrupted_evaluation_runs_only_what_is_missing(tmp_path):
+    _, groups, _, warnings = run(tmp_path, StandInRollouts(fail={1, 4}))
+    assert len(groups) == 4 and len(warnings) == 2
+    torn = (tmp_path / "groups.jsonl").read_text() + '{"id": "e1'
+    (tmp_path / "groups.jsonl").write_text(torn)
+    rollouts = StandInRollouts()
+    metrics, groups, seen, _ = run(tmp_path, rollouts)
+    assert sorted(rollouts.asked) == [1, 4]
+    assert [g.task_id for g in groups] == [f"t{i}" for i in range(6)]
+    assert seen[-1] == 6 and metrics.average_at_k == 0.5
+
+
+def test_a_deadline_names_the_key(tmp_path):
+    with pytest.raises(GeneratorError, match=r"evaluation\.timeout_s=0\.05"):
+        run(tmp_path, StandInRollouts(seconds=5), timeout_s=0.05)
+
+
+def test_nothing_scored_is_an_error(tmp_path):
+    with pytest.raises(GeneratorError, match="no episode"):
+        run(tmp_path, StandInRollouts(fail=set(range(6))))

@@ -1,0 +1,158 @@
+"""The controller's promises: staleness bound, no task twice, failures dropped and counted, exact resuming.
+
+`StandInRollouts` and `StandInPolicy` stand in for processes; the loop, the ledger and the packing are the real ones.
+"""
+
+import asyncio
+import json
+
+import pytest
+
+from composer.errors import GeneratorError, SandboxError
+from composer.rl.controller import Controller
+from composer.rl.ledger import Ledger, read_ledger
+from composer.schema import AlgorithmConfig
+from composer.types import Generation, Group, Outcome, Trajectory, Turn
+
+
+class StandInPolicy:
+    num_data_ranks = 1
+    sequence_multiple = 1
+
+    def __init__(self, version=0, fail_at=None):
+        self.version, self.fail_at, self.saved, self.trained = version, fail_at, [], []
+
+    async def update(self, rows):
+        await asyncio.sleep(0.002)
+        if self.version + 1 == self.fail_at:
+            raise GeneratorError("stand-in failure")
+        self.trained.append(sorted({int(t) for r in rows[0] for t in r.tokens.flatten() if t >= 100}))
+        self.version += 1
+        return {"loss": 0.0, "grad_norm": 1.0}
+
+    async def synchronise(self, version, probe):
+        assert version == self.version
+        return {"mismatch/max": 0.0}
+
+    async def save(self):
+        self.saved.append(self.version)
+
+
+class StandInRollouts:
+    def __init__(self, policy, broken=(), stuck=()):
+        self.policy, self.broken, self.stuck, self.started = policy, broken, stuck, []
+
+    async def run_group(self, split, index, group_id, size, temperature):
+        self.started.append(index)
+        version = self.policy.version
+        await asyncio.sleep(0.001 * (1 + index % 3))
+        if index in self.stuck:
+            await asyncio.sleep(60)
+        lost = index in self.broken
+        turn = Turn([100 + index], Generation([1, 2], [-0.1, -0.1], [version, version], "stop"))
+        outcome = Outcome.INFRASTRUCTURE_ERROR if lost else Outcome.FINISHED
+        episodes = [
+            Trajectory(f"t{index}", group_id, f"{group_id}/{i}", [turn], [], outcome, None if lost else float(i % 2))
+            for i in range(size)
+        ]
+        return Group(group_id, f"t{index}", episodes)
+
+
+def run(path, policy, rollouts, num_steps=6, staleness=1, **kwargs):
+    algorithm = AlgorithmConfig(
+        name="t",
+        num_steps=num_steps,
+        learning_rate=1.0,
+        groups_per_step=2,
+        group_size=2,
+        max_staleness=staleness,
+        checkpoint_every=2,
+        **kwargs,
+    )
+    steps, warnings = [], []
+    state = read_ledger(path, policy.version)
+    ledger = Ledger(path)
+    if policy.version:
+        ledger.rollback(policy.version)
+    controller = Controller(
+        algorithm, rollouts, policy, ledger, state, policy.version, 0, steps.append, warnings.append
+    )
+    try:
+        asyncio.run(controller.run())
+    finally:
+        ledger.close()
+    return steps, warnings
+
+
+def trained_tasks(path):
+    trained = {}
+    for event in map(json.loads, path.read_text().splitlines()):
+        if event["event"] == "step":
+            trained[event["step"]] = event["groups"]
+        elif event["event"] == "rollback":
+            trained = {s: g for s, g in trained.items() if s <= event["step"]}
+    return [g for groups in trained.values() for g in groups]
+
+
+@pytest.mark.parametrize("staleness", [0, 1, 3])
+def test_no_sample_is_staler_than_the_bound_and_nothing_is_started_in_vain(tmp_path, staleness):
+    policy = StandInPolicy()
+    rollouts = StandInRollouts(policy)
+    steps, _ = run(tmp_path / "l", policy, rollouts, num_steps=8, staleness=staleness)
+    assert [s.step for s in steps] == list(range(1, 9))
+    assert max(s.metrics["staleness/max"] for s in steps) <= staleness
+    assert sorted(rollouts.started) == list(range(16))
+    assert policy.saved == [2, 4, 6, 8]
+
+
+def test_asynchronous_rollouts_do_go_stale(tmp_path):
+    policy = StandInPolicy()
+    steps, _ = run(tmp_path / "l", policy, StandInRollouts(policy), num_steps=8, staleness=1)
+    assert max(s.metrics["staleness/max"] for s in steps) == 1
+
+
+def test_a_group_lost_to_infrastructure_is_replaced_and_never_trained(tmp_path):
+    policy = StandInPolicy()
+    steps, warnings = run(tmp_path / "l", policy, StandInRollouts(policy, broken={1, 5}))
+    assert len(steps) == 6 and steps[-1].metrics["groups/dropped"] == 2
+    assert "g1" not in trained_tasks(tmp_path / "l") and len(warnings) == 2
+
+
+def test_a_stuck_group_is_dropped_at_its_deadline(tmp_path):
+    policy = StandInPolicy()
+    steps, warnings = run(tmp_path / "l", policy, StandInRollouts(policy, stuck={0}), group_timeout_s=0.1)
+    assert len(steps) == 6 and "not finished" in warnings[0]
+
+
+def test_group_after_group_failing_ends_the_run_with_the_cause(tmp_path):
+    policy = StandInPolicy()
+    with pytest.raises(SandboxError, match="groups in a row failed"):
+        run(tmp_path / "l", policy, StandInRollouts(policy, broken=set(range(1000))))
+
+
+def test_resumed_twice_it_trains_every_step_once_and_no_task_twice(tmp_path):
+    path = tmp_path / "l"
+    trained = []
+    for start, fail_at in ((0, 4), (2, 6), (4, None)):
+        policy = StandInPolicy(start, fail_at)
+        if fail_at is None:
+            steps, _ = run(path, policy, StandInRollouts(policy), num_steps=8)
+        else:
+            with pytest.raises(GeneratorError):
+                run(path, policy, StandInRollouts(policy), num_steps=8)
+        trained.append(policy.trained)
+    assert [s.step for s in steps] == [5, 6, 7, 8]
+    tasks = trained_tasks(path)
+    assert len(tasks) == len(set(tasks)) == 16
+    # step 3 was done before the first failure, after the last checkpoint: it is done again with the same tasks
+    assert trained[1][0] == trained[0][2]
+
+
+def test_the_last_lost_step_is_repeated_without_sampling(tmp_path):
+    path = tmp_path / "l"
+    policy = StandInPolicy()
+    run(path, policy, StandInRollouts(policy), num_steps=3)
+    policy = StandInPolicy(version=2)
+    rollouts = StandInRollouts(policy)
+    run(path, policy, rollouts, num_steps=3)
+    assert rollouts.started == []
