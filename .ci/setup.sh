@@ -125,7 +125,8 @@ try_pip() {
         TMPDIR=$venv/tmp "$venv/bin/python" -m pip install --log "$log" "$@"
     else
         TMPDIR=$venv/tmp "$venv/bin/python" -m pip install --progress-bar off --log "$log" "$@" 2>&1 |
-            sed -un -e '/^ *Downloading [^ ]*metadata/d' -e '/^ *\(Downloading\|Building\|Installing\|Successfully\|ERROR\|error\)/{s/\(.\{200\}\).*/\1 …/;p}'
+            sed -un -e '/^ *Downloading .* MB)/p' -e '/^ *\(ERROR\|error\|Building editable\)/p' \
+                -e '/^Installing collected/s/.*/  Installing them; this takes a minute or two/p'
     fi
 }
 explain() { # $1: what was being installed
