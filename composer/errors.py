@@ -81,6 +81,10 @@ class LauncherError(ComposerError):
     """The processes of a run could not be started or reached."""
 
 
+class TrackingError(ComposerError):
+    """A run's record cannot be sent to MLflow afterwards. Never raised while a run goes on."""
+
+
 class ResumeError(ComposerError):
     """A run directory cannot be continued."""
 

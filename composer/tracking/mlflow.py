@@ -1,0 +1,371 @@
+"""The record of a run: a parent MLflow run with one nested run a stage. The only way in which the product logs.
+
+Opened once, by the driver, which is the one writer. Logging never blocks and never fails: a record is a line in the run
+directory first (`metrics.jsonl`, `traces.jsonl`), and a background thread brings the lines to MLflow.
+"""
+
+from __future__ import annotations
+
+import atexit
+import dataclasses
+import json
+import os
+import shlex
+import shutil
+import sys
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from composer.tracking import state as states
+from composer.tracking.journal import encode_number
+from composer.tracking.names import flatten, numbers, redact, value_text
+from composer.tracking.sender import METRICS, TRACES, Sender
+from composer.tracking.server import Server
+from composer.tracking.state import ArtifactEntry, RunEntry, State
+from composer.tracking.system import SystemSampler
+from composer.types import Trajectory
+
+SWEEP_VARIABLE = "COMPOSER_SWEEP_DIR"
+KILLED_DEADLINE_S = 4.0
+"""An interrupted run has 10 s to end everything; the record takes no more than this of it."""
+CLOSE_DEADLINE_S = 60.0
+
+
+@dataclass(frozen=True)
+class RecordReport:
+    """How a closed record ended."""
+
+    run_id: str | None
+    """MLflow's id of the parent run; None if the server was never reached."""
+    num_unsent: int
+    """Metric lines, traces and artifacts that are only in the run directory."""
+    num_refused: int
+    """Those that MLflow refused for good."""
+    num_dropped: int
+    """Those lost, because neither the disk nor the server took them."""
+    sentence: str
+    """What of this a user has to know; empty if everything arrived."""
+
+
+class Record:
+    """The record of one run directory.
+
+    Example:
+        >>> with Record.open(config, run_dir) as record:                        # doctest: +SKIP
+        ...     with record.stage("rl") as stage:
+        ...         stage.log(1, {"reward/mean": 0.4})
+    """
+
+    def __init__(
+        self,
+        run_dir: Path,
+        state: State,
+        server: Server,
+        *,
+        warn: Callable[[str], None],
+        system_metrics_every_s: float | None,
+        retry_s: tuple[float, float] = (5.0, 300.0),
+    ) -> None:
+        """Use `open`, which makes the state and the server from a config."""
+        self.run_dir = run_dir
+        self.report: RecordReport | None = None
+        """There after `close`."""
+        self._state = state
+        self._server = server
+        self._lock = threading.RLock()
+        self._sender = Sender(run_dir, state, self._lock, server, warn, retry_s)
+        self._sender.save()
+        self._sender.start()
+        self._sampler = SystemSampler(self._log_system, system_metrics_every_s) if system_metrics_every_s else None
+        atexit.register(self.close, states.KILLED)
+
+    @classmethod
+    def open(
+        cls,
+        config: Any,
+        run_dir: Path | str,
+        *,
+        warn: Callable[[str], None] | None = None,
+        sweep_dir: Path | str | None = None,
+        tags: Mapping[str, str] | None = None,
+        name: str | None = None,
+        retry_s: tuple[float, float] = (5.0, 300.0),
+    ) -> Record:
+        """Open the record of a run, or continue it where `<run_dir>/mlflow.json` is there.
+
+        Args:
+            config: the resolved config, `composer.schema.Config` or its nested mapping. Read: `run_root`, `seed`,
+                `tracking.{uri,experiment,run_name,timeout_s,system_metrics_every_s}`; all of it becomes parameters.
+            run_dir: exists; its name is the run's name unless `tracking.run_name` or `name` says otherwise.
+            warn: gets plain sentences about trouble; None: standard error.
+            sweep_dir: the run directory of a sweep's parent; None: the environment's COMPOSER_SWEEP_DIR, if any.
+            tags: further tags (git commit, experiment names).
+            name: name of the run in MLflow.
+            retry_s: first and longest wait after a failure of the server, in seconds.
+
+        Returns:
+            The record, at once: nothing has been sent yet.
+        """
+        run_dir = Path(run_dir).absolute()
+        settings = dataclasses.asdict(config) if dataclasses.is_dataclass(config) else config
+        tracking = settings.get("tracking") or {}
+        run_root = Path(settings.get("run_root") or run_dir.parent).absolute()
+        uri = tracking.get("uri") or f"sqlite:///{run_root / 'mlflow.db'}"
+        experiment = tracking.get("experiment") or "composer"
+        sweep = sweep_dir or os.environ.get(SWEEP_VARIABLE) or None
+        state = states.load(run_dir)
+        if state is None:
+            state = State(uri=redact(uri), experiment=experiment, created_ms=states.now_ms())
+            state.runs[""] = RunEntry(tracking.get("run_name") or name or run_dir.name, state.created_ms)
+            state.params = {key: value_text(value) for key, value in flatten(settings).items()}
+        else:
+            _reopen(state, redact(uri), experiment, run_dir)
+        state.claim()
+        if sweep is not None:
+            state.sweep_dir = str(Path(sweep).absolute())
+        state.parent.tags.update(_standard_tags(run_dir, settings.get("seed")))
+        state.parent.tags.update(tags or {})
+        # A database given by name is a server's business; our own file keeps its artifacts beside it.
+        artifacts = None if tracking.get("uri") else (run_root / "mlartifacts" / experiment).as_uri()
+        server = Server(uri, experiment, artifacts, float(tracking.get("timeout_s") or 10.0))
+        return cls(
+            run_dir,
+            state,
+            server,
+            warn=warn or _warn_on_stderr,
+            system_metrics_every_s=tracking.get("system_metrics_every_s"),
+            retry_s=retry_s,
+        )
+
+    def stage(self, name: str) -> StageRecord:
+        """Open a nested run, or continue the one of this name. Use it as a context manager."""
+        with self._lock:
+            run = self._state.runs.get(name)
+            if run is None:
+                self._state.runs[name] = RunEntry(name, states.now_ms(), tags={"stage": name})
+            else:
+                run.status, run.end_ms = states.RUNNING, None
+        self._sender.save()
+        return StageRecord(self, name)
+
+    def log(self, step: int, metrics: Mapping[str, float], stage: str | None = None) -> None:
+        """Record metrics of the parent run (or of a stage). Any name and any number will do; raises nothing.
+
+        Args:
+            step: >= 0, in whatever the run or stage counts.
+            metrics: name -> value; NaN and infinities are kept as such in `metrics.jsonl`, as NaN in MLflow.
+            stage: a stage that was opened; None: the parent.
+        """
+        try:
+            encoded = {str(name): encode_number(value) for name, value in metrics.items()}
+            record = {"time": states.now_ms(), "stage": stage, "step": int(step), "metrics": encoded}
+        except (TypeError, ValueError) as error:
+            self._sender.warn_once("value", f"A metric at step {step} is no number ({error}): it is not recorded.")
+            return
+        self._sender.append(METRICS, record)
+
+    def results(self, results: Mapping[str, Any]) -> None:
+        """Record a run's results on the parent run, nested names joined by `/`, so that runs can be compared by them."""
+        self.log(0, numbers(results))
+
+    def tag(self, tags: Mapping[str, str]) -> None:
+        """Set tags of the parent run."""
+        with self._lock:
+            self._state.parent.tags.update(tags)
+
+    def artifact(self, path: Path | str, folder: str = "", stage: str = "") -> None:
+        """Send a file to MLflow. It is read later, in the background: leave it where it is. Raises nothing."""
+        with self._lock:
+            self._state.artifacts.append(ArtifactEntry(stage, str(Path(path).absolute()), folder))
+        self._sender.save()
+
+    def table(self, name: str, rows: Iterable[Mapping[str, Any]], stage: str = "") -> None:
+        """Record rows as a table: a file in `<run_dir>/tables`, and an artifact that MLflow shows as a table.
+
+        Args:
+            name: file name ending in `.json`.
+            rows: any mappings; columns are their keys in order of appearance.
+            stage: a stage that was opened; "": the parent.
+        """
+        listed = list(rows)
+        columns = list(dict.fromkeys(column for row in listed for column in row))
+        table = {"columns": columns, "data": [[row.get(column) for column in columns] for row in listed]}
+        path = self.run_dir / "tables" / name
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(json.dumps(table, default=str))
+        except (OSError, ValueError) as error:
+            self._sender.warn_once("table", f"The table {path} could not be written ({error}); training goes on.")
+            return
+        self.artifact(path, "tables", stage)
+
+    def trace(self, trajectory: Trajectory, step: int, stage: str | None = None) -> None:
+        """Record an episode as a trace with a span a turn and a span a tool call. Raises nothing."""
+        try:
+            record = {"time": states.now_ms(), "stage": stage, "step": int(step), "trajectory": trajectory.to_dict()}
+            self._sender.append(TRACES, record)
+        except Exception as error:
+            self._sender.warn_once("trace", f"An episode could not be recorded as a trace ({error}).")
+
+    def watch(self, pid: int) -> None:
+        """Count a process that is no descendant of the driver, and its children, as part of the run."""
+        if self._sampler:
+            self._sampler.tree.watch(pid)
+
+    @property
+    def peak_rss_bytes(self) -> int:
+        """The most memory that the run's processes used together so far; `system.py` says how it is counted."""
+        return self._sampler.peak_bytes if self._sampler else 0
+
+    @property
+    def run_id(self) -> str | None:
+        """MLflow's id of the parent run, once the server has given one."""
+        return self._state.parent.run_id
+
+    @property
+    def ui_command(self) -> str:
+        """The command that opens MLflow on this record; for a server, the address of the run."""
+        uri = redact(self._server.uri)
+        if uri.startswith(("http://", "https://")):
+            experiment = self._state.experiment_id
+            place = f"/#/experiments/{experiment}/runs/{self.run_id}" if experiment and self.run_id else ""
+            return uri.rstrip("/") + place
+        beside = Path(sys.executable).with_name("mlflow")
+        program = str(beside) if not shutil.which("mlflow") and beside.exists() else "mlflow"
+        return f"{shlex.quote(program)} ui --backend-store-uri {shlex.quote(uri)} --host 127.0.0.1"
+
+    def flush(self, timeout_s: float = 30.0) -> bool:
+        """Wait until everything has reached MLflow. Returns whether it has."""
+        return self._sender.flush(timeout_s)
+
+    def close(self, status: str = states.FINISHED, deadline_s: float | None = None) -> None:
+        """End the run with a status, and whatever stage is still running with it. Idempotent; raises nothing.
+
+        Args:
+            status: FINISHED, FAILED or KILLED.
+            deadline_s: how long what is left may take to be sent; None: 4 s for KILLED, else 60 s. A server that cannot
+                be reached is tried once more, for at most `tracking.timeout_s`.
+        """
+        if self.report is not None:
+            return
+        if self._sampler:
+            self._sampler.stop()
+        with self._lock:
+            for run in self._state.runs.values():
+                if run.status == states.RUNNING:
+                    run.status, run.end_ms = status, states.now_ms()
+        if deadline_s is None:
+            deadline_s = KILLED_DEADLINE_S if status == states.KILLED else CLOSE_DEADLINE_S
+        self._sender.save()
+        self._sender.stop(deadline_s)
+        self._sender.save()
+        self.report = self._make_report()
+        atexit.unregister(self.close)
+
+    def __enter__(self) -> Self:
+        """The record itself."""
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        """Close: FINISHED, KILLED after an interrupt, FAILED after any other error."""
+        self.close(_status(kind))
+
+    def _end_stage(self, name: str, status: str) -> None:
+        with self._lock:
+            run = self._state.runs[name]
+            run.status, run.end_ms = status, states.now_ms()
+        self._sender.save()
+
+    def _log_system(self, metrics: dict[str, float]) -> None:
+        # Seconds since the run was first opened: grows over resumes, and reads well on an axis.
+        self.log((states.now_ms() - self._state.created_ms) // 1000, metrics)
+
+    def _make_report(self) -> RecordReport:
+        unsent = self._sender.num_unsent()
+        state = self._state
+        parts = []
+        if unsent:
+            parts.append(
+                f"{unsent} records did not reach {redact(self._server.uri)}: they are in {self.run_dir}, "
+                f"and `{shlex.quote(sys.executable)} -m composer.tracking {shlex.quote(str(self.run_dir))}` sends them."
+            )
+        if state.num_refused:
+            parts.append(f"MLflow refused {state.num_refused} records; they are in {self.run_dir}.")
+        if state.num_dropped:
+            parts.append(f"{state.num_dropped} records are lost: neither the disk nor MLflow took them.")
+        return RecordReport(state.parent.run_id, unsent, state.num_refused, state.num_dropped, " ".join(parts))
+
+
+class StageRecord:
+    """The nested run of one stage: the same calls as the record's, on the stage's own run."""
+
+    def __init__(self, record: Record, name: str) -> None:
+        """Use `Record.stage`."""
+        self.record = record
+        self.name = name
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Record metrics at a step of the stage; see `Record.log`."""
+        self.record.log(step, metrics, self.name)
+
+    def trace(self, trajectory: Trajectory, step: int) -> None:
+        """Record an episode as a trace; see `Record.trace`."""
+        self.record.trace(trajectory, step, self.name)
+
+    def artifact(self, path: Path | str, folder: str = "") -> None:
+        """Send a file; see `Record.artifact`."""
+        self.record.artifact(path, folder, self.name)
+
+    def table(self, name: str, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Record rows as a table; see `Record.table`."""
+        self.record.table(name, rows, self.name)
+
+    def __enter__(self) -> Self:
+        """The stage itself."""
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        """End the nested run with the status that fits how the block ended."""
+        self.record._end_stage(self.name, _status(kind))
+
+
+def _status(kind: type[BaseException] | None) -> str:
+    if kind is None:
+        return states.FINISHED
+    return states.FAILED if issubclass(kind, Exception) else states.KILLED
+
+
+def _reopen(state: State, uri: str, experiment: str, run_dir: Path) -> None:
+    """Prepare an earlier session's state to be continued; runs that a `kill -9` left running are ended as killed."""
+    if (uri, experiment) != (state.uri, state.experiment):
+        # Another server: everything in the journals goes there too, into new runs.
+        state.uri, state.experiment, state.experiment_id = uri, experiment, None
+        state.positions.clear()
+        for run in state.runs.values():
+            run.run_id, run.sent_status, run.params_sent, run.creating = None, None, False, False
+    last_sign = int(max(path.stat().st_mtime for path in run_dir.iterdir()) * 1000)
+    for stage, run in state.runs.items():
+        if stage and run.status == states.RUNNING:
+            run.status, run.end_ms = states.KILLED, last_sign
+    state.parent.status, state.parent.end_ms = states.RUNNING, None
+
+
+def _standard_tags(run_dir: Path, seed: Any) -> dict[str, str]:
+    from composer import __version__
+
+    return {
+        "mlflow.source.name": "composer",
+        "mlflow.source.type": "LOCAL",
+        "mlflow.user": os.environ.get("USER") or str(os.getuid()),
+        "composer.version": __version__,
+        "run_dir": str(run_dir),
+        **({} if seed is None else {"seed": str(seed)}),
+    }
+
+
+def _warn_on_stderr(sentence: str) -> None:
+    print(sentence, file=sys.stderr, flush=True)

@@ -1,0 +1,130 @@
+"""What is known about a run's place in MLflow: `<run_dir>/mlflow.json`, written whole by renaming.
+
+It holds what *should* be there (runs, statuses, parameters, artifacts) beside what was *sent* (run ids, sent statuses,
+positions in the journals). The sender works off the difference, in this process or in a later one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import socket
+import time
+import uuid
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+FILE_NAME = "mlflow.json"
+RUNNING, FINISHED, FAILED, KILLED = "RUNNING", "FINISHED", "FAILED", "KILLED"
+
+
+@dataclass
+class RunEntry:
+    """One MLflow run: the parent (stage "") or a stage."""
+
+    name: str
+    start_ms: int
+    """Unix time, milliseconds."""
+    key: str = field(default_factory=lambda: uuid.uuid4().hex)
+    """Tag that finds the run again if the answer to its creation was lost."""
+    run_id: str | None = None
+    creating: bool = False
+    """A request to create it was sent; without `run_id` its answer was lost."""
+    status: str = RUNNING
+    sent_status: str | None = None
+    end_ms: int | None = None
+    tags: dict[str, str] = field(default_factory=dict)
+    """Tags still to be sent."""
+    params_sent: bool = False
+
+
+@dataclass
+class ArtifactEntry:
+    """A file still to be sent."""
+
+    stage: str
+    path: str
+    folder: str
+    attempts: int = 0
+
+
+@dataclass
+class State:
+    """Everything about one run directory's record."""
+
+    uri: str
+    """Without password."""
+    experiment: str
+    created_ms: int
+    experiment_id: str | None = None
+    pid: int = 0
+    process_start: float = 0.0
+    host: str = ""
+    sweep_dir: str | None = None
+    runs: dict[str, RunEntry] = field(default_factory=dict)
+    """Stage name -> run; "" is the parent."""
+    params: dict[str, str] = field(default_factory=dict)
+    positions: dict[str, int] = field(default_factory=dict)
+    """Journal file name -> bytes that reached the server."""
+    artifacts: list[ArtifactEntry] = field(default_factory=list)
+    num_dropped: int = 0
+    """Records lost: neither the disk nor the server took them."""
+    num_refused: int = 0
+    """Records that the server refused for good."""
+
+    @property
+    def parent(self) -> RunEntry:
+        """The run that the stages are nested in."""
+        return self.runs[""]
+
+    def claim(self) -> None:
+        """Note this process as the one that writes the record."""
+        self.pid, self.process_start, self.host = os.getpid(), process_start(os.getpid()) or 0.0, socket.gethostname()
+
+    def writer_is_dead(self) -> bool:
+        """Whether the process that wrote the record is gone. Another machine's process counts as alive."""
+        return self.host == socket.gethostname() and process_start(self.pid) != self.process_start
+
+    def save(self, run_dir: Path) -> None:
+        """Write it.
+
+        Raises:
+            OSError: it could not be written; the file that was there stays.
+        """
+        path = run_dir / FILE_NAME
+        partial = path.with_suffix(f".{os.getpid()}.partial")
+        try:
+            partial.write_text(json.dumps(dataclasses.asdict(self), indent=1))
+            partial.replace(path)
+        except OSError:
+            partial.unlink(missing_ok=True)
+            raise
+
+
+def load(run_dir: Path) -> State | None:
+    """Read a run directory's record; None if there is none or it cannot be read."""
+    try:
+        raw: dict[str, Any] = json.loads((run_dir / FILE_NAME).read_text())
+        raw["runs"] = {stage: RunEntry(**entry) for stage, entry in raw["runs"].items()}
+        raw["artifacts"] = [ArtifactEntry(**entry) for entry in raw["artifacts"]]
+        state = State(**raw)
+        return state if "" in state.runs else None
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return None
+
+
+def process_start(pid: int) -> float | None:
+    """When a process started (clock ticks since boot), to tell it from a later one of the same id; None if it is gone."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return None
+    fields = stat.rpartition(")")[2].split()
+    return None if fields[0] == "Z" else float(fields[19])
+
+
+def now_ms() -> int:
+    """Unix time in milliseconds."""
+    return int(time.time() * 1000)

@@ -1,0 +1,182 @@
+"""What a run's processes use: CPU, memory, shared memory, GPUs; sampled for the whole process tree.
+
+Memory is counted as PSS (proportional set size: a page that n processes share counts 1/n in each), summed over the tree,
+so that forked workers and Ray's object store are not counted many times. Where a process's PSS cannot be read (another
+user's), its resident minus shared memory is taken. The peak is the largest of the samples: something that lives
+for less than the sampling period may be missed, and pages of files in /dev/shm that no process has mapped are not in it.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import psutil
+
+PEAK_EVERY_S = 2.0
+
+
+class ProcessTree:
+    """A process and all its descendants, also those whose parent has died since they were first seen."""
+
+    def __init__(self, pid: int | None = None) -> None:
+        """Follow a process.
+
+        Args:
+            pid: the root; None: this process.
+        """
+        self._roots = [psutil.Process(pid or os.getpid())]
+        self._seen: dict[int, psutil.Process] = {}
+        self._cpu_seconds: dict[psutil.Process, float] = {}
+        self._time = time.monotonic()
+
+    def watch(self, pid: int) -> None:
+        """Follow one more process and its descendants; nothing happens if it is gone."""
+        try:
+            self._roots.append(psutil.Process(pid))
+        except psutil.Error:
+            return
+
+    def processes(self) -> list[psutil.Process]:
+        """Those alive now."""
+        found: dict[int, psutil.Process] = {}
+        for root in [*self._roots, *self._seen.values()]:
+            if root.pid in found:
+                continue
+            try:
+                if not root.is_running():
+                    continue
+                for process in (root, *root.children(recursive=True)):
+                    found.setdefault(process.pid, process)
+            except psutil.Error:
+                continue
+        self._seen = found
+        return list(found.values())
+
+    def memory_bytes(self) -> int:
+        """PSS summed over the tree, in bytes."""
+        return sum(map(_proportional_bytes, self.processes()))
+
+    def sample(self) -> dict[str, float]:
+        """CPU since the last call (percent of one core), memory in bytes, number of processes and threads."""
+        memory = resident = threads = 0
+        cpu_seconds: dict[psutil.Process, float] = {}
+        for process in self.processes():
+            try:
+                with process.oneshot():
+                    times = process.cpu_times()
+                    resident += process.memory_info().rss
+                    threads += process.num_threads()
+                memory += _proportional_bytes(process)
+                cpu_seconds[process] = times.user + times.system
+            except psutil.Error:
+                continue
+        now = time.monotonic()
+        used = sum(seconds - self._cpu_seconds.get(process, 0.0) for process, seconds in cpu_seconds.items())
+        percent = 100 * used / max(now - self._time, 1e-3)
+        self._cpu_seconds, self._time = cpu_seconds, now
+        return {
+            "cpu_percent": percent,
+            "memory_bytes": memory,
+            "resident_bytes": resident,
+            "num_processes": len(cpu_seconds),
+            "num_threads": threads,
+        }
+
+
+class SystemSampler:
+    """A daemon thread that samples until it is stopped; it never raises."""
+
+    def __init__(self, log: Callable[[dict[str, float]], None], every_s: float, peak_every_s: float = PEAK_EVERY_S) -> None:
+        """Start sampling.
+
+        Args:
+            log: gets a sample, metric name -> value.
+            every_s: seconds between samples.
+            peak_every_s: seconds between looks at the memory alone.
+        """
+        self.peak_bytes = 0
+        """The most memory seen so far (see the head of this file)."""
+        self.tree = ProcessTree()
+        self._log = log
+        self._every_s = every_s
+        self._peak_every_s = min(peak_every_s, every_s)
+        self._gpus = _gpus()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._loop, name="system-metrics", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop, with a last sample."""
+        self._stop.set()
+        self._thread.join(timeout=2 * self._peak_every_s)
+
+    def _loop(self) -> None:
+        following = time.monotonic()
+        while True:
+            stopping = self._stop.is_set()
+            if stopping or time.monotonic() >= following:
+                following = time.monotonic() + self._every_s
+                sample = self._sample()
+                self.peak_bytes = max(self.peak_bytes, int(sample["memory_bytes"]))
+                sample["peak_memory_bytes"] = self.peak_bytes
+                self._log({f"system/{name}": value for name, value in sample.items()})
+            else:
+                self.peak_bytes = max(self.peak_bytes, self.tree.memory_bytes())
+            if stopping:
+                return
+            self._stop.wait(min(self._peak_every_s, max(0.01, following - time.monotonic())))
+
+    def _sample(self) -> dict[str, float]:
+        sample = self.tree.sample()
+        sample["machine_cpu_percent"] = psutil.cpu_percent()
+        sample["machine_memory_available_bytes"] = psutil.virtual_memory().available
+        try:
+            sample["shm_used_bytes"] = shutil.disk_usage("/dev/shm").used
+        except OSError:
+            pass
+        for index, read in enumerate(self._gpus):
+            sample.update({f"gpu_{index}_{name}": value for name, value in read().items()})
+        return sample
+
+
+def _proportional_bytes(process: psutil.Process) -> int:
+    """PSS of one process; resident minus shared where it cannot be read; 0 once it is gone."""
+    try:
+        return process.memory_full_info().pss
+    except psutil.AccessDenied:
+        try:
+            memory = process.memory_info()
+            return max(0, memory.rss - memory.shared)
+        except psutil.Error:
+            return 0
+    except (psutil.Error, OSError):
+        return 0
+
+
+def _gpus() -> list[Callable[[], dict[str, float]]]:
+    """A reader a GPU, if NVIDIA's library and its Python binding are there."""
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
+    except Exception:
+        return []
+
+    def reader(handle: Any) -> Callable[[], dict[str, float]]:
+        def read() -> dict[str, float]:
+            try:
+                rates = pynvml.nvmlDeviceGetUtilizationRates(handle)
+                memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
+                return {"utilization_percent": float(rates.gpu), "memory_bytes": float(memory.used)}
+            except Exception:
+                return {}
+
+        return read
+
+    return [reader(handle) for handle in handles]
