@@ -81,6 +81,23 @@ def leaf_keys(cls: type, prefix: str = "") -> Iterator[str]:
         yield from _leaves(_hints(cls)[field.name], f"{prefix}.{field.name}" if prefix else field.name)
 
 
+def accepts(cls: Any, key: str) -> tuple[bool, bool]:
+    """Whether a config of class `cls` can have the dotted key, and whether it lies in a mapping with free names."""
+    annotation, in_mapping = cls, False
+    for part in key.split("."):
+        inner = _without_none(annotation)
+        origin, args = typing.get_origin(inner), typing.get_args(inner)
+        if inner is Any:
+            return True, in_mapping
+        if dataclasses.is_dataclass(inner) and part in _hints(typing.cast(type, inner)):
+            annotation = _hints(typing.cast(type, inner))[part]
+        elif origin is dict:
+            annotation, in_mapping = args[1], True
+        else:
+            return False, in_mapping
+    return True, in_mapping
+
+
 def suggest(name: str, candidates: Sequence[str]) -> str | None:
     """The candidate that a person who typed `name` most likely meant."""
     alias = ALIASES.get(name.lower())
@@ -210,10 +227,22 @@ class _Binder:
             for name in raw:
                 if not isinstance(name, str):
                     raise self.wrong(f"{key}.{name}", name, str, f"a name is expected: quote it, '{name}'")
-            return {n: self.value(args[1] if args else Any, v, f"{key}.{n}", metadata) for n, v in raw.items()}
+            return {n: self.entry(args[1] if args else Any, n, raw, key, metadata) for n in raw}
         if isinstance(inner, type) and issubclass(inner, Enum):
             return self.choice(inner, raw, key)
         return self.scalar(inner, raw, key, metadata)
+
+    def entry(self, annotation: Any, name: str, raw: Mapping[str, Any], key: str, metadata: Mapping[str, Any]) -> Any:
+        """One value of a mapping; an incomplete one whose name looks like another's was meant to be that one."""
+        try:
+            return self.value(annotation, raw[name], f"{key}.{name}", metadata)
+        except ConfigError as error:
+            meant = suggest(name, [n for n in raw if n != name])
+            if error.value != MISSING or meant is None or not isinstance(raw[name], Mapping):
+                raise
+            written = next(iter(raw[name]), "")
+            remedy = f"nothing of that name is complete; did you mean `{key}.{meant}.{written}`?"
+            raise ConfigError(f"{key}.{name}.{written}", raw[name].get(written), remedy + self.origin(key)) from None
 
     def first_that_fits(self, args: tuple[Any, ...], raw: Any, key: str, metadata: Mapping[str, Any]) -> Any:
         for arg in args:
@@ -275,13 +304,15 @@ def _words(annotation: Any) -> str:
 
 
 def _boolean_trap(raw: Any) -> str:
-    return f" (YAML reads on, off, yes and no as {str(raw).lower()}: quote such a word)" if isinstance(raw, bool) else ""
+    return (
+        f" (YAML reads on, off, yes and no as {str(raw).lower()}: quote such a word)" if isinstance(raw, bool) else ""
+    )
 
 
 def _conversion(cls: Any, raw: Any) -> str:
     """The exact thing to type, where the intention is plain."""
     if isinstance(raw, bool):
-        return f": write {int(raw)}" if cls is int else _boolean_trap(raw)
+        return {int: f": write {int(raw)}", float: f": write {float(raw)}"}.get(cls, _boolean_trap(raw))
     if cls is str and isinstance(raw, int | float):
         return f": quote it, '{raw}' (on the command line \"'{raw}'\")"
     if cls is int and isinstance(raw, float) and math.isfinite(raw):

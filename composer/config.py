@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import typing
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -20,6 +21,7 @@ from hydra import version
 from hydra._internal.hydra import Hydra
 from hydra._internal.utils import create_config_search_path
 from hydra.core.config_search_path import SearchPathQuery
+from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -28,7 +30,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from composer.binding import bind, leaf_keys, suggest, unknown_key
+from composer.binding import MISSING, accepts, bind, leaf_keys, suggest, unknown_key
 from composer.config_files import CheckedRepository
 from composer.errors import ConfigError
 from composer.schema import Config
@@ -36,6 +38,36 @@ from composer.schema import Config
 CONFIG_FILE = "config.yaml"
 """The resolved config in a run directory."""
 _SECRET = re.compile(r"\$\{oc\.env:\s*([A-Za-z0-9_]*(?:TOKEN|SECRET|PASSWORD|PASSWD|API_?KEY|CREDENTIAL)[A-Za-z0-9_]*)")
+
+
+def to_dict(value: Any) -> Any:
+    """Plain nested data (dicts, lists, scalars) of a config or a plan, ready for YAML and JSON."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: to_dict(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, dict):
+        return {str(k): to_dict(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [to_dict(v) for v in value]
+    return value.value if isinstance(value, Enum) else value
+
+
+def defaults_of_schema(cls: type = Config) -> dict[str, Any]:
+    """Every key with its default, `???` where there is none: `conf/config.yaml` begins with it.
+
+    So a key need not stand in a file to be overridden, shown by `--cfg job` and completed by the shell.
+    """
+    hints, plain = typing.get_type_hints(cls), {}
+    for field in dataclasses.fields(cls):
+        default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+        node = hints[field.name]
+        if dataclasses.is_dataclass(node) and (default is dataclasses.MISSING or default == MISSING):
+            plain[field.name] = defaults_of_schema(typing.cast(type, node))
+        else:
+            plain[field.name] = MISSING if default is dataclasses.MISSING else to_dict(default)
+    return plain
+
+
+ConfigStore.instance().store(name="base", node=defaults_of_schema(), provider="composer")
 
 
 @dataclass(frozen=True)
@@ -166,6 +198,8 @@ class HydraSession:
             return self._no_such_group(match[1], overrides)
         if match := re.search(r"config group '([^']+)' does not exist", text):
             return self._no_such_group(match[1], overrides)
+        if match := re.search(r"Could not override '([^']+/[^']+)'", text):
+            return self._no_such_group(match[1], overrides)
         if match := re.search(r"Could not override '([^']+)'", text):
             return self._no_such_key(match[1], overrides)
         if match := re.search(r"An item is already at '([^']+)'", text):
@@ -218,8 +252,13 @@ class HydraSession:
 
     def _no_such_key(self, key: str, overrides: Sequence[str]) -> ConfigError:
         parent, _, name = key.rpartition(".")
-        siblings = list(dict.fromkeys(k.removeprefix(f"{parent}.").split(".")[0] for k in leaf_keys(Config)
-                                      if not parent or k.startswith(f"{parent}.")))
+        siblings = list(
+            dict.fromkeys(
+                k.removeprefix(f"{parent}.").split(".")[0]
+                for k in leaf_keys(Config)
+                if not parent or k.startswith(f"{parent}.")
+            )
+        )
         if name in siblings:  # The schema knows it, but no file mentions it (a free mapping, an optional node).
             value = _value_of(key, overrides)
             return ConfigError(key, value, f"not in the composed config: write `+{key}={value}` to add it")
@@ -237,19 +276,21 @@ def compose(overrides: Sequence[str] = (), config_dir: str | None = None) -> Con
 
 
 def normalise(overrides: Sequence[str]) -> list[str]:
-    """Accept `experiment=x` for `+experiment=x`: no experiment is chosen by default, so both can only mean this."""
-    return [f"+{o}" if o.startswith("experiment=") else o for o in overrides]
+    """Spare people Hydra's `+` where a key is ours and only not written down yet.
 
-
-def to_dict(value: Any) -> Any:
-    """Plain nested data (dicts, lists, scalars) of a config or a plan, ready for YAML and JSON."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {f.name: to_dict(getattr(value, f.name)) for f in dataclasses.fields(value)}
-    if isinstance(value, dict):
-        return {str(k): to_dict(v) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [to_dict(v) for v in value]
-    return value.value if isinstance(value, Enum) else value
+    `experiment=x` can only mean `+experiment=x`, since no experiment is chosen by default; a key inside a mapping with
+    free names (`mix.phases.sft.warmup_steps`, `env.taskset.args.seed`) need not stand in the group's file.
+    """
+    result = []
+    for override in overrides:
+        key, equals, _ = override.partition("=")
+        if equals and key == "experiment":
+            result.append(f"+{override}")
+        elif equals and key[:1] not in ("+", "~") and accepts(Config, key) == (True, True):
+            result.append(f"++{override}")
+        else:
+            result.append(override)
+    return result
 
 
 def save(config: Config, run_dir: Path) -> Path:
@@ -316,7 +357,9 @@ def _refuse_stored_secrets(value: Any, key: str) -> None:
         for i, inner in enumerate(value):
             _refuse_stored_secrets(inner, f"{key}[{i}]")
     elif isinstance(value, str) and (match := _SECRET.search(value)):
-        raise ConfigError(key, value, f"the secret itself would be stored: give the variable's name, {match[1]}, as a text")
+        raise ConfigError(
+            key, value, f"the secret itself would be stored: give the variable's name, {match[1]}, as a text"
+        )
 
 
 def _bad_override(override: str, text: str) -> ConfigError:
@@ -338,4 +381,5 @@ def _value_of(key: str, overrides: Sequence[str]) -> str:
 
 
 def _one_line(text: str) -> str:
-    return " ".join(text.split())
+    """A message without line breaks and without OmegaConf's technical tail."""
+    return " ".join(text.partition("full_key:")[0].split())

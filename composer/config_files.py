@@ -91,7 +91,9 @@ def _walk(node: yaml.Node, key: str, path: Path, package: str, seen: set[int]) -
             full = f"{key}.{name}" if key else name
             _check_scalar(name_node, _join(package, full), where)
             if name in names and name != "<<":
-                raise ConfigError(_join(package, full), _text(value), f"stands twice, also on line {names[name]}: keep one ({where})")
+                raise ConfigError(
+                    _join(package, full), _text(value), f"stands twice, also on line {names[name]}: keep one ({where})"
+                )
             names[name] = line
             yield full, where
             if full == "defaults" and isinstance(value, yaml.SequenceNode):
@@ -112,14 +114,22 @@ def _check_scalar(node: yaml.Node, key: str, where: str) -> None:
     text = node.value
     if _BOOLEAN_WORD.match(text):
         truth = "true" if text.lower() in ("yes", "on") else "false"
-        raise ConfigError(key, text, f"YAML reads this word as {truth}: write {truth}, or '{text}' if a text is meant ({where})")
+        raise ConfigError(
+            key, text, f"YAML reads this word as {truth}: write {truth}, or '{text}' if a text is meant ({where})"
+        )
     if _LEADING_ZERO.match(text):
         plain = text.lstrip("+-0_").replace("_", "") or "0"
-        raise ConfigError(key, text, f"YAML reads a leading zero as octal: write {plain}, or '{text}' if a text is meant ({where})")
+        raise ConfigError(
+            key, text, f"YAML reads a leading zero as octal: write {plain}, or '{text}' if a text is meant ({where})"
+        )
     if _BINARY.match(text):
-        raise ConfigError(key, text, f"YAML reads this as binary: write {int(text.replace('_', ''), 2)} or '{text}' ({where})")
+        raise ConfigError(
+            key, text, f"YAML reads this as binary: write {int(text.replace('_', ''), 2)} or '{text}' ({where})"
+        )
     if _SEXAGESIMAL.match(text):
-        raise ConfigError(key, text, f"YAML reads this as a number in base 60: write '{text}', or one plain number ({where})")
+        raise ConfigError(
+            key, text, f"YAML reads this as a number in base 60: write '{text}', or one plain number ({where})"
+        )
 
 
 def _check_defaults(node: yaml.SequenceNode, path: Path) -> None:
