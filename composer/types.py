@@ -95,6 +95,8 @@ class Outcome(StrEnum):
     MAX_TURNS = "max_turns"
     CONTEXT_FULL = "context_full"
     INVALID_CALL = "invalid_call"
+    TIMED_OUT = "timed_out"
+    """The agent's own commands used up the episode's time."""
     INFRASTRUCTURE_ERROR = "infrastructure_error"
 
 

@@ -1,0 +1,1 @@
+"""Rollouts: the chat format, the agent loop, episodes, and the engine that generates."""

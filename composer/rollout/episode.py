@@ -1,0 +1,238 @@
+"""One episode from sandbox to reward, and the env that runs groups of them.
+
+What fails is attributed where it happens: a model's mistake has a reward, a failing machine has none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from composer.contract import Grader, Sandbox, SandboxBackend, SandboxLimits, Taskset, Tool
+from composer.errors import ComposerError
+from composer.rollout.chat import Chat
+from composer.rollout.harness import Generate, Harness, HarnessLimits, ToolClock
+from composer.types import Group, Outcome, Task, Trajectory
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Rubric:
+    """Graders by name with their weights; the reward is the weighted sum of their scores."""
+
+    graders: Mapping[str, Grader]
+    weights: Mapping[str, float] = field(default_factory=dict)
+    """1.0 where a grader is absent."""
+
+    async def grade(self, task: Task, files: Mapping[str, bytes], backend: SandboxBackend, t: Trajectory) -> None:
+        """Fill the trajectory's reward, its parts and the graders' details.
+
+        Raises:
+            SandboxError, GradingError, TaskError: as of `composer.contract.Grader.grade`.
+        """
+        for name, grader in self.graders.items():
+            grade = await grader.grade(task, files, backend, t)
+            t.rewards[name] = grade.score
+            t.metadata[name] = grade.details
+        t.reward = sum(self.weights.get(name, 1.0) * score for name, score in t.rewards.items())
+
+    def zero(self, t: Trajectory, reason: str) -> None:
+        """The reward of an episode that left nothing to grade."""
+        t.rewards = dict.fromkeys(self.graders, 0.0)
+        t.reward = 0.0
+        t.metadata["not_graded"] = reason
+
+
+async def run_episode(
+    task: Task,
+    *,
+    harness: Harness,
+    backend: SandboxBackend,
+    rubric: Rubric,
+    generate: Generate,
+    limits: SandboxLimits,
+    timeout_s: float,
+    group_id: str,
+    episode_id: str,
+) -> Trajectory:
+    """Run the agent in a sandbox of its own, then grade what it left behind.
+
+    Only an episode that ended with the finish tool is graded: all others hand nothing in and get 0. An episode has no
+    reward (`INFRASTRUCTURE_ERROR`, with its cause in `error`) when the generator, the sandbox or a grader failed, or
+    when they were too slow; if the agent's own commands used more than half of the time, it gets 0 as `TIMED_OUT`.
+
+    Args:
+        task: the task.
+        harness: the agent loop with its tools.
+        backend: starts the sandboxes of the agent and of the graders.
+        rubric: what the final files are worth.
+        generate: asks the policy.
+        limits: limits of the agent's sandbox.
+        timeout_s: wall time of the agent, and again of the grading.
+        group_id: the group this episode belongs to.
+        episode_id: its own name.
+
+    Returns:
+        The record, whatever happened; only cancellation comes out as an exception, after the sandbox is stopped.
+    """
+    start = time.monotonic()
+    conversation = harness.open(task.request)
+    t = Trajectory(
+        task_id=task.id,
+        group_id=group_id,
+        episode_id=episode_id,
+        turns=conversation.turns,
+        messages=conversation.messages,
+        outcome=Outcome.INFRASTRUCTURE_ERROR,
+        reward=None,
+    )
+    clock = ToolClock()
+    phase = "the agent"
+    try:
+        async with asyncio.timeout(timeout_s):
+            sandbox = await backend.start(task.files, limits)
+            try:
+                outcome = await harness.run(conversation, sandbox, generate, episode_id, clock)
+                files = await _collect(sandbox) if outcome is Outcome.FINISHED else f"the episode ended with {outcome}"
+            finally:
+                await _stop(sandbox)
+        if isinstance(files, str):
+            rubric.zero(t, reason=files)
+        else:
+            phase = "grading"
+            async with asyncio.timeout(timeout_s):
+                await rubric.grade(task, files, backend, t)
+        t.outcome = outcome
+    except TimeoutError:
+        if phase == "the agent" and clock.seconds > timeout_s / 2:
+            t.outcome = Outcome.TIMED_OUT
+            rubric.zero(t, reason=f"the agent's commands took {clock.seconds:.0f} of {timeout_s:g} s")
+        else:
+            _fail(t, f"{phase} did not end within {timeout_s:g} s, of which tools took {clock.seconds:.0f} s")
+    except ComposerError as error:
+        _fail(t, str(error))
+    except Exception as error:  # a tool, grader or backend that breaks its contract must not take other episodes along
+        logger.exception("Episode %s broke in %s", episode_id, phase)
+        _fail(t, f"{phase} raised {type(error).__name__}: {error}")
+    t.seconds = time.monotonic() - start
+    return t
+
+
+async def _collect(sandbox: Sandbox) -> dict[str, bytes] | str:
+    """The files left behind, or why there are none to grade."""
+    try:
+        return await sandbox.files()
+    except OSError as error:
+        return f"the files left behind cannot be collected: {error.strerror or error}"
+
+
+def _fail(t: Trajectory, cause: str) -> None:
+    t.outcome, t.reward, t.error = Outcome.INFRASTRUCTURE_ERROR, None, cause
+    t.rewards.clear()
+
+
+async def _stop(sandbox: Sandbox) -> None:
+    """Stop for certain: a second Ctrl-C while it stops does not leave it half alive."""
+    await asyncio.shield(asyncio.ensure_future(sandbox.stop()))
+
+
+@dataclass(frozen=True)
+class EnvSettings(HarnessLimits):
+    """Numbers of an env; named as in `composer.schema.EnvConfig`."""
+
+    system_prompt: str = ""
+    episode_timeout_s: float = 120.0
+    concurrency: int = 32
+    """Episodes at a time."""
+    limits: SandboxLimits = field(default_factory=SandboxLimits)
+    """Of the agent's sandbox."""
+
+    @classmethod
+    def from_config(cls, env: Any, max_model_len: int) -> EnvSettings:
+        """Take what belongs here from an `EnvConfig`; `max_model_len` is the generator's."""
+        values = {f.name: getattr(env, f.name) for f in fields(cls) if f.name not in ("limits", "max_model_len")}
+        limits = SandboxLimits(**{f.name: getattr(env.limits, f.name) for f in fields(SandboxLimits)})
+        return cls(**values, limits=limits, max_model_len=max_model_len)
+
+
+class Env:
+    """Tasks, tools and ending of episodes, and the machines they happen on."""
+
+    def __init__(
+        self,
+        settings: EnvSettings,
+        *,
+        chat: Chat,
+        taskset: Taskset,
+        tools: Sequence[Tool],
+        rubric: Rubric,
+        backend: SandboxBackend,
+    ) -> None:
+        """Put the parts together, and render a first prompt so that a chat template that cannot is found now.
+
+        Raises:
+            TokenizerError: the chat template cannot render the tools.
+        """
+        self.settings, self.chat, self.taskset, self.backend, self.rubric = settings, chat, taskset, backend, rubric
+        self.harness = Harness(chat, tools, settings.system_prompt, settings)
+        self.harness.open("")
+        self._slots = asyncio.Semaphore(settings.concurrency)
+
+    async def run_group(
+        self,
+        task: Task,
+        group_id: str,
+        size: int,
+        generate: Generate,
+        release: Callable[[str], None] | None = None,
+    ) -> Group:
+        """Run sibling episodes of a task; failed ones are in the group with their cause.
+
+        Args:
+            task: what all of them try.
+            group_id: its name; episodes are `<group_id>/<number>`.
+            size: how many episodes.
+            generate: asks the policy.
+            release: told each episode's name when the policy is not needed for it any more.
+        """
+        async with asyncio.TaskGroup() as siblings:
+            running = [
+                siblings.create_task(self.run_episode(task, group_id, f"{group_id}/{i}", generate, release))
+                for i in range(size)
+            ]
+        return Group(group_id, task.id, [episode.result() for episode in running])
+
+    async def run_episode(
+        self,
+        task: Task,
+        group_id: str,
+        episode_id: str,
+        generate: Generate,
+        release: Callable[[str], None] | None = None,
+    ) -> Trajectory:
+        """Run one episode when one of `concurrency` places is free; see `run_episode` of this module."""
+        async with self._slots:
+            try:
+                return await run_episode(
+                    task,
+                    harness=self.harness,
+                    backend=self.backend,
+                    rubric=self.rubric,
+                    generate=generate,
+                    limits=self.settings.limits,
+                    timeout_s=self.settings.episode_timeout_s,
+                    group_id=group_id,
+                    episode_id=episode_id,
+                )
+            finally:
+                if release is not None:
+                    release(episode_id)
+
+    async def close(self) -> None:
+        """Stop every sandbox. Idempotent; raises nothing."""
+        await self.backend.close()

@@ -1,0 +1,178 @@
+"""The agent loop: query, parse, execute, observe, until the model finishes or runs into a limit."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from composer.contract import Sandbox, Tool
+from composer.errors import GeneratorError, ToolCallError
+from composer.rollout.chat import Chat, Conversation, parse_tool_calls
+from composer.types import Generation, Outcome, ToolCall
+
+
+class Generate(Protocol):
+    """Asks the policy for one turn."""
+
+    async def __call__(self, token_ids: list[int], *, max_tokens: int, episode_id: str) -> Generation:
+        """Continue `token_ids` until the chat's end token (part of the answer) or `max_tokens`.
+
+        Args:
+            token_ids: the whole context, [T].
+            max_tokens: the most that may be generated; T + max_tokens fits the model.
+            episode_id: stays the same in an episode, so that its turns can share a replica's cache.
+
+        Raises:
+            GeneratorError: the engine failed or did not answer before its deadline.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class HarnessLimits:
+    """What an episode may use; named as in `composer.schema.EnvConfig`."""
+
+    max_turns: int = 8
+    max_turn_tokens: int = 128
+    """Tokens one turn may generate."""
+    max_model_len: int = 512
+    """Tokens of the whole episode, prompt and tool results included."""
+    max_observation_bytes: int = 4096
+    """A tool result is cut in the middle beyond this."""
+    invalid_calls_allowed: int = 0
+    """How many malformed turns are answered with an error before the episode ends."""
+
+
+@dataclass
+class ToolClock:
+    """Wall time that tools took, in seconds, the one now running included."""
+
+    finished_s: float = 0.0
+    started_at: float | None = None
+
+    @property
+    def seconds(self) -> float:
+        """Time so far."""
+        return self.finished_s + (0.0 if self.started_at is None else time.monotonic() - self.started_at)
+
+    def __enter__(self) -> ToolClock:
+        """Start a tool's time."""
+        self.started_at = time.monotonic()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End a tool's time; one that was cancelled keeps what it used."""
+        self.finished_s, self.started_at = self.seconds, None
+
+
+class Harness:
+    """Runs a policy with tools in a sandbox; holds nothing of an episode, so that one serves all."""
+
+    def __init__(self, chat: Chat, tools: Sequence[Tool], system_prompt: str, limits: HarnessLimits) -> None:
+        """Put the parts together."""
+        self.chat, self.system_prompt, self.limits = chat, system_prompt, limits
+        self.tools = {tool.name: tool for tool in tools}
+
+    def open(self, request: str) -> Conversation:
+        """A conversation that starts with the request."""
+        return Conversation(self.chat, list(self.tools.values()), self.system_prompt, request)
+
+    async def run(
+        self, conversation: Conversation, sandbox: Sandbox, generate: Generate, episode_id: str, clock: ToolClock
+    ) -> Outcome:
+        """Go on until the episode ends; all that happened is in the conversation, also when an error comes out.
+
+        Raises:
+            GeneratorError: the policy did not answer.
+            SandboxError: the sandbox failed.
+        """
+        limits, invalid_calls = self.limits, 0
+        while True:
+            # Query.
+            room = limits.max_model_len - len(conversation.ids)
+            if room < 1:
+                return Outcome.CONTEXT_FULL
+            start = time.monotonic()
+            max_tokens = min(limits.max_turn_tokens, room)
+            generation = await generate(list(conversation.ids), max_tokens=max_tokens, episode_id=episode_id)
+            if generation.finish_reason not in ("stop", "length") or not generation.token_ids:
+                raise GeneratorError(
+                    f"The generator ended a turn of episode {episode_id} with {generation.finish_reason!r} after "
+                    f"{len(generation.token_ids)} tokens: look at the generator's log."
+                )
+            conversation.add_generation(generation)
+            if generation.finish_reason == "length" and max_tokens == room:
+                return Outcome.CONTEXT_FULL
+            last_turn = len(conversation.turns) >= limits.max_turns
+
+            # Parse, execute.
+            finished = False
+            try:
+                calls = self._parse(conversation)
+            except ToolCallError as error:
+                invalid_calls += 1
+                observations = [f"error: {error}"]
+            else:
+                observations, finished = await execute(calls, self.tools, sandbox, limits.max_observation_bytes, clock)
+
+            # Observe.
+            too_many = invalid_calls > limits.invalid_calls_allowed
+            conversation.add_observations(observations, continues=not (finished or too_many or last_turn))
+            conversation.turns[-1].seconds = time.monotonic() - start
+            if finished:
+                return Outcome.FINISHED
+            if too_many:
+                return Outcome.INVALID_CALL
+            if last_turn:
+                return Outcome.MAX_TURNS
+
+    def _parse(self, conversation: Conversation) -> list[ToolCall]:
+        calls = parse_tool_calls(conversation.messages[-1].content)
+        conversation.add_calls(calls)
+        for call in calls:
+            if call.name not in self.tools:
+                raise ToolCallError(f"no tool {call.name!r}: the tools are {', '.join(self.tools)}")
+        return calls
+
+
+async def execute(
+    calls: Sequence[ToolCall],
+    tools: Mapping[str, Tool],
+    sandbox: Sandbox,
+    max_observation_bytes: int,
+    clock: ToolClock | None = None,
+) -> tuple[list[str], bool]:
+    """Run calls in order, up to the one that ends the episode.
+
+    Returns:
+        What each call that ran answered, as shown to the model, and whether the episode ends.
+
+    Raises:
+        SandboxError: the sandbox failed.
+    """
+    observations = []
+    for call in calls:
+        with clock or ToolClock():
+            result = await tools[call.name].call(call.arguments, sandbox)
+        observations.append(cut_middle(result.content, max_observation_bytes))
+        if result.ends_episode:
+            return observations, True
+    return observations, False
+
+
+def cut_middle(text: str, max_bytes: int) -> str:
+    r"""Leave out the middle of a text longer than `max_bytes` in UTF-8 and say how much; never half a character.
+
+    Example:
+        >>> cut_middle("aaaabbbbcccc", 4)
+        'aa\n[... 8 bytes left out ...]\ncc'
+    """
+    data = text.encode(errors="replace")
+    if len(data) <= max_bytes:
+        return text
+    head = data[: (max_bytes + 1) // 2].decode(errors="ignore")
+    tail = data[len(data) - max_bytes // 2 :].decode(errors="ignore")
+    left_out = len(data) - len(head.encode()) - len(tail.encode())
+    return f"{head}\n[... {left_out} bytes left out ...]\n{tail}"

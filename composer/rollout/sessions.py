@@ -1,0 +1,137 @@
+"""Sessions of a taskset's scripted expert: what the model reads before RL.
+
+The expert's calls run in real sandboxes with the env's own tools. A session is kept as text, so that a tokenizer can be
+trained on it; its ids come from the same `Conversation` as those of live episodes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from composer.contract import SandboxBackend, SandboxLimits, Taskset, Tool
+from composer.rollout.chat import Chat, Conversation, format_calls, render
+from composer.rollout.harness import execute
+from composer.types import Generation, Message, Split, Task, ToolCall
+
+
+@dataclass(frozen=True)
+class Session:
+    """One call a turn, and what the tools answered; the last call ends the episode."""
+
+    task_id: str
+    request: str
+    calls: list[ToolCall]
+    observations: list[str]
+
+    def to_dict(self) -> dict[str, Any]:
+        """A JSON-ready copy."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, d: dict[str, Any]) -> Session:
+        """The inverse of `to_dict`."""
+        return cls(d["task_id"], d["request"], [ToolCall(**c) for c in d["calls"]], list(d["observations"]))
+
+
+async def record_session(
+    task: Task,
+    calls: Sequence[ToolCall],
+    tools: Sequence[Tool],
+    backend: SandboxBackend,
+    limits: SandboxLimits,
+    max_observation_bytes: int,
+) -> Session:
+    """Run the calls in a sandbox of the task.
+
+    Raises:
+        SandboxError: the sandbox failed.
+    """
+    by_name = {tool.name: tool for tool in tools}
+    sandbox = await backend.start(task.files, limits)
+    try:
+        observations, _ = await execute(calls, by_name, sandbox, max_observation_bytes)
+    finally:
+        await asyncio.shield(asyncio.ensure_future(sandbox.stop()))
+    return Session(task.id, task.request, list(calls[: len(observations)]), observations)
+
+
+async def record_sessions(
+    taskset: Taskset,
+    count: int,
+    *,
+    tools: Sequence[Tool],
+    backend: SandboxBackend,
+    limits: SandboxLimits | None = None,
+    max_observation_bytes: int = 4096,
+    first_index: int = 0,
+    seed: int = 0,
+    concurrency: int = 16,
+    progress: Callable[[int], None] | None = None,
+) -> list[Session]:
+    """Record the expert on `count` training tasks in a row.
+
+    Args:
+        taskset: gives the tasks and the expert.
+        count: how many sessions.
+        tools: the env's tools.
+        backend: starts the sandboxes.
+        limits: of each sandbox.
+        max_observation_bytes: the env's; a longer tool result is cut in the middle.
+        first_index: index of the first task in the training split.
+        seed: decides, with the task, when the expert is wrong.
+        concurrency: sandboxes at a time.
+        progress: told after each session how many are done.
+
+    Raises:
+        TaskError: the taskset has no expert.
+        SandboxError: a sandbox failed.
+    """
+    sessions: list[Session | None] = [None] * count
+    numbers = iter(range(count))
+
+    async def work() -> None:
+        for i in numbers:
+            task = taskset.task(Split.TRAIN, first_index + i)
+            calls = taskset.expert(task, seed)
+            sessions[i] = await record_session(
+                task, calls, tools, backend, limits or SandboxLimits(), max_observation_bytes
+            )
+            if progress is not None:
+                progress(count - sessions.count(None))
+
+    try:
+        async with asyncio.TaskGroup() as workers:
+            for _ in range(min(concurrency, count)):
+                workers.create_task(work())
+    except ExceptionGroup as failures:  # one cause says it all; the other workers were cancelled
+        raise failures.exceptions[0] from None
+    return [s for s in sessions if s is not None]
+
+
+def session_text(session: Session, template: str, tools: Sequence[Tool], system_prompt: str) -> str:
+    """The session as text, to train a tokenizer on; `template` is a Jinja source of `composer.rollout.chat`."""
+    messages = [Message("system", system_prompt)] if system_prompt else []
+    messages.append(Message("user", session.request))
+    for call, observation in zip(session.calls, session.observations, strict=True):
+        messages += [Message("assistant", "", (call,)), Message("tool", observation)]
+    return render(template, messages[:-1], tools)
+
+
+def render_session(
+    session: Session, chat: Chat, tools: Sequence[Tool], system_prompt: str
+) -> tuple[list[int], list[bool]]:
+    """The session as a live episode would have recorded it.
+
+    Returns:
+        Token ids, [T], and the loss mask, [T], true at what the assistant wrote, ends of turns included.
+    """
+    conversation = Conversation(chat, tools, system_prompt, session.request)
+    for number, (call, observation) in enumerate(zip(session.calls, session.observations, strict=True), start=1):
+        ids = [*chat.encode_generated(format_calls(chat.template, [call])), chat.end_token_id]
+        conversation.add_generation(Generation(ids, [0.0] * len(ids), [0] * len(ids), "stop"))
+        conversation.add_calls([call])
+        conversation.add_observations([observation], continues=number < len(session.calls))
+    return conversation.ids, conversation.loss_mask

@@ -1,0 +1,1 @@
+"""Tasksets: deterministic sequences of tasks."""

@@ -1,0 +1,1 @@
+"""Tools: what the model can do inside its sandbox."""
