@@ -36,7 +36,9 @@ def send(run_dir: Path, uri: str | None = None) -> int:
     for run in state.runs.values():
         if run.status == states.RUNNING:
             run.status, run.end_ms = states.KILLED, states.now_ms()
-    sender = Sender(run_dir, state, threading.RLock(), Server(uri or state.uri, state.experiment, None, TIMEOUT_S), print)
+    sender = Sender(
+        run_dir, state, threading.RLock(), Server(uri or state.uri, state.experiment, None, TIMEOUT_S), print
+    )
     missing = sender.num_unsent()
     try:
         sender.sync()

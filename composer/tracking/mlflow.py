@@ -169,7 +169,7 @@ class Record:
         self._sender.append(METRICS, record)
 
     def results(self, results: Mapping[str, Any]) -> None:
-        """Record a run's results on the parent run, nested names joined by `/`, so that runs can be compared by them."""
+        """Record a run's results on the parent run, nested names joined by `/`: what runs are compared by."""
         self.log(0, numbers(results))
 
     def tag(self, tags: Mapping[str, str]) -> None:

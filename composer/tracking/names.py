@@ -36,7 +36,7 @@ def clean_name(name: str) -> str:
         name: any text.
 
     Returns:
-        1 to 250 characters; unchanged if the name was acceptable. A name that has to be cut ends in a hash of the whole.
+        1 to 250 characters; unchanged if the name was acceptable. One that had to be cut ends in a hash of the whole.
 
     Example:
         >>> clean_name("mean@1"), clean_name("timing(s)/gen"), clean_name("/a//../b ")
@@ -134,7 +134,9 @@ def finite_or_nan(number: float) -> float:
     return number if math.isfinite(number) else math.nan
 
 
-def chunks(items: Iterable[T], max_items: int, size: Any = None, max_bytes: int = MAX_REQUEST_BYTES) -> Iterator[list[T]]:
+def chunks(
+    items: Iterable[T], max_items: int, size: Any = None, max_bytes: int = MAX_REQUEST_BYTES
+) -> Iterator[list[T]]:
     """Split into lists of at most `max_items` items and, if `size` (item -> bytes) is given, at most `max_bytes`."""
     chunk: list[T] = []
     used = 0

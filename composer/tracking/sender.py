@@ -403,5 +403,3 @@ class Sender:
             self.warn(f"The MLflow server {redact(self.server.uri)} is back; it has been given what it missed.")
         except Exception:
             return
-
-

@@ -1,7 +1,7 @@
 """The one file that talks to MLflow: explicit URIs and run ids, no fluent API, two kinds of failure.
 
-MLflow is imported by the first `connect`, in whichever thread calls it: about 1 CPU-second, and 1.3 more where it has to
-create the tables of a new SQLite file (mlflow 3.17.2, measured).
+MLflow is imported by the first `connect`, in whichever thread calls it: about 1 CPU-second, and 1.3 more where it has
+to create the tables of a new SQLite file (mlflow 3.17.2, measured).
 """
 
 from __future__ import annotations
@@ -268,7 +268,7 @@ def sqlite_path(uri: str) -> Path | None:
 
 
 def _prepare_sqlite(uri: str, timeout_s: float) -> None:
-    """Switch the file to write-ahead logging, so that the runs of a sweep and `mlflow ui` do not lock each other out."""
+    """Switch the file to write-ahead logging: runs of a sweep and `mlflow ui` then do not lock each other out."""
     path = sqlite_path(uri)
     if path is None:
         return

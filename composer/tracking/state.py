@@ -116,7 +116,7 @@ def load(run_dir: Path) -> State | None:
 
 
 def process_start(pid: int) -> float | None:
-    """When a process started (clock ticks since boot), to tell it from a later one of the same id; None if it is gone."""
+    """When a process started (clock ticks since boot), which tells it from a later one of its id; None if gone."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:

@@ -1,13 +1,14 @@
 """What a run's processes use: CPU, memory, shared memory, GPUs; sampled for the whole process tree.
 
-Memory is counted as PSS (proportional set size: a page that n processes share counts 1/n in each), summed over the tree,
-so that forked workers and Ray's object store are not counted many times. Where a process's PSS cannot be read (another
-user's), its resident minus shared memory is taken. The peak is the largest of the samples: something that lives
-for less than the sampling period may be missed, and pages of files in /dev/shm that no process has mapped are not in it.
+Memory is counted as PSS (proportional set size: a page that n processes share counts 1/n in each), summed over the
+tree, so that forked workers and Ray's object store are not counted many times. Where a process's PSS cannot be read
+(another user's), its resident minus shared memory is taken. The peak is the largest of the samples: what lives for less
+than the sampling period may be missed, and pages of files in /dev/shm that no process has mapped are not in it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import threading
@@ -91,7 +92,9 @@ class ProcessTree:
 class SystemSampler:
     """A daemon thread that samples until it is stopped; it never raises."""
 
-    def __init__(self, log: Callable[[dict[str, float]], None], every_s: float, peak_every_s: float = PEAK_EVERY_S) -> None:
+    def __init__(
+        self, log: Callable[[dict[str, float]], None], every_s: float, peak_every_s: float = PEAK_EVERY_S
+    ) -> None:
         """Start sampling.
 
         Args:
@@ -135,10 +138,8 @@ class SystemSampler:
         sample = self.tree.sample()
         sample["machine_cpu_percent"] = psutil.cpu_percent()
         sample["machine_memory_available_bytes"] = psutil.virtual_memory().available
-        try:
+        with contextlib.suppress(OSError):
             sample["shm_used_bytes"] = shutil.disk_usage("/dev/shm").used
-        except OSError:
-            pass
         for index, read in enumerate(self._gpus):
             sample.update({f"gpu_{index}_{name}": value for name, value in read().items()})
         return sample
