@@ -98,6 +98,17 @@ class Stage(StrEnum):
     evaluate_after = "evaluate_after"
 
 
+class ChatTemplate(StrEnum):
+    """How conversations are written (`composer.rollout.chat.TEMPLATES`)."""
+
+    compact = "compact"
+    """Tools by signature only: for small models, to which every token is dear."""
+    hermes = "hermes"
+    """Tools as JSON schemas, as Hermes and Qwen models know them."""
+    own = "own"
+    """The tokenizer's own template."""
+
+
 class Accelerator(StrEnum):
     """What the ranks compute on."""
 
@@ -255,6 +266,7 @@ class EnvConfig:
     sandbox: TargetConfig = MISSING
     limits: LimitsConfig = field(default_factory=LimitsConfig)
     system_prompt: str = ""
+    chat_template: ChatTemplate = ChatTemplate.compact
     max_turns: int = number(8, 1)
     max_turn_tokens: int = number(128, 1)
     """Tokens one turn may generate."""

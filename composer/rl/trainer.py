@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torchtitan.components.loss import BaseLoss, compute_logprobs
 
+from composer.models.huggingface import export
 from composer.models.trainer import NO_LOSS, Microbatch, TrainSettings, trainer_config
 from composer.rl.loss import policy_loss
 from composer.rl.packing import PackedRows
@@ -69,6 +70,7 @@ class PolicyTrainer:
         Raises:
             ResumeError: `folder` holds a checkpoint that cannot be read.
         """
+        self._model = model
         settings = TrainSettings(
             folder=folder,
             num_steps=algorithm.num_steps,
@@ -129,6 +131,10 @@ class PolicyTrainer:
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """(Hugging Face name, whole tensor), one at a time."""
         return self._trainer.hf_state_dict()
+
+    def export(self, folder: Path, tokenizer: Path) -> None:
+        """Write the policy as a Hugging Face folder, whole or not at all."""
+        export(self._trainer, self._model, folder, tokenizer)
 
     def save(self) -> None:
         """Write a checkpoint of this step."""

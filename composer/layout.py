@@ -1,0 +1,69 @@
+"""Where a run keeps its files: the one place that knows the names.
+
+<run_dir>/
+    config.yaml  plan.yaml  status.json      what runs, and how far it is
+    metrics.jsonl  traces.jsonl  mlflow.json the record (composer/tracking)
+    tokenizer/                               the tokenizer that all processes read
+    sessions.jsonl                           the scripted expert's sessions, as token ids
+    stages/<stage>/done.json                 a finished stage and its results
+    stages/pretrain/<phase>/                 checkpoints/, export/ (Hugging Face)
+    stages/rl/                               checkpoints/, ledger.jsonl, export/
+    stages/evaluate_*/groups.jsonl           every episode of an evaluation
+    summary.json                             the closing table
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from composer.schema import Stage
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Paths of one run directory."""
+
+    run_dir: Path
+
+    @property
+    def tokenizer(self) -> Path:
+        """A Hugging Face tokenizer folder."""
+        return self.run_dir / "tokenizer"
+
+    @property
+    def sessions(self) -> Path:
+        """The scripted expert's sessions, one JSON object a line."""
+        return self.run_dir / "sessions.jsonl"
+
+    @property
+    def ledger(self) -> Path:
+        """The RL stage's ledger."""
+        return self.stage(Stage.rl) / "ledger.jsonl"
+
+    def stage(self, stage: Stage) -> Path:
+        """A stage's folder."""
+        return self.run_dir / "stages" / stage.value
+
+    def phase(self, phase: str) -> Path:
+        """A phase's folder."""
+        return self.stage(Stage.pretrain) / phase
+
+    def export(self, folder: Path) -> Path:
+        """The Hugging Face folder that a phase or stage ends with."""
+        return folder / "export"
+
+    def results(self, stage: Stage) -> dict[str, Any] | None:
+        """What a finished stage left; None if it is not finished."""
+        path = self.stage(stage) / "done.json"
+        return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+
+    def finish(self, stage: Stage, results: dict[str, Any]) -> None:
+        """Mark a stage finished, atomically."""
+        folder = self.stage(stage)
+        folder.mkdir(parents=True, exist_ok=True)
+        half = folder / "done.json.tmp"
+        half.write_text(json.dumps(results, indent=2), encoding="utf-8")
+        half.replace(folder / "done.json")

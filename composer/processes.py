@@ -1,0 +1,241 @@
+"""Starts the plan's processes as Ray actors and hands the stages what they need of them.
+
+An error inside an actor arrives here as it was raised; an actor that died becomes a `LauncherError` that names its
+role.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import ray
+
+from composer.errors import ComposerError, LauncherError
+from composer.layout import Layout
+from composer.models.sizes import trainer_world_size
+from composer.rl.packing import PackedRows
+from composer.schema import Accelerator, Config
+from composer.types import Group, Split
+from composer.workers import EnvWorker, TrainerRank
+
+if TYPE_CHECKING:
+    from composer.rollout.generator import GeneratorPool
+    from composer.weight_sync.store import VersionStore
+
+START_DEADLINE_S = 300.0
+STOP_DEADLINE_S = 4.0
+
+
+async def arrive(answer: Awaitable[Any], role: str, timeout_s: float | None = None) -> Any:
+    """What an actor's call returns.
+
+    Args:
+        answer: a Ray object reference.
+        role: names the actor in messages.
+        timeout_s: None: as long as it takes (the call has a deadline of its own).
+
+    Raises:
+        ComposerError: as the actor raised it.
+        LauncherError: the actor died, or did not answer in time.
+    """
+    try:
+        return await asyncio.wait_for(answer, timeout_s)
+    except ray.exceptions.RayTaskError as e:
+        if isinstance(e.cause, ComposerError):
+            raise e.cause from None
+        raise
+    except ray.exceptions.RayActorError as e:
+        raise LauncherError(
+            f"the {role} process died ({_first_line(e)}); memory is the usual cause: `dmesg` shows kills, "
+            "`composer plan` shows what each process needs"
+        ) from e
+    except TimeoutError:
+        raise LauncherError(f"the {role} process did not answer within {timeout_s:g} s") from None
+
+
+class Trainers:
+    """The ranks of the trainer, addressed together. Keeps `composer.rl.controller.Policy`."""
+
+    def __init__(self, config: Config, layout: Layout, actor_options: Mapping[str, Any]) -> None:
+        """Start one actor a rank; `ready` waits for them."""
+        self.num_ranks = trainer_world_size(config.parallel)
+        per_node = config.parallel.gpus_per_node if config.parallel.accelerator is Accelerator.cuda else self.num_ranks
+        actor = ray.remote(TrainerRank).options(**actor_options)
+        self.ranks = [
+            actor.remote(str(layout.run_dir), rank, self.num_ranks, rank % per_node) for rank in range(self.num_ranks)
+        ]
+        self.num_data_ranks, self.sequence_multiple = 1, 1
+        self._data_ranks: list[int] = []
+        self._sync: WeightSync | None = None
+
+    async def ready(self) -> None:
+        """Let the ranks meet.
+
+        Raises:
+            LauncherError: a rank did not start.
+        """
+        host, port = await arrive(self.ranks[0].address.remote(), "trainer", START_DEADLINE_S)
+        await self._all(rank.join.remote(host, port) for rank in self.ranks)
+
+    async def train_phase(
+        self, phase: str, start: Path | None, sessions: Path | None
+    ) -> AsyncIterator[tuple[int, dict[str, float]]]:
+        """Train a phase on all ranks; yields what rank 0 yields, as it comes."""
+        arguments = (phase, str(start) if start else None, str(sessions) if sessions else None)
+        await self.ready()
+        streams = [rank.train_phase.options(num_returns="streaming").remote(*arguments) for rank in self.ranks]
+        others = [asyncio.create_task(_drain(s)) for s in streams[1:]]
+        try:
+            async for answer in streams[0]:
+                yield await arrive(answer, "trainer")
+            await asyncio.gather(*others)
+        except ray.exceptions.RayActorError as e:
+            raise LauncherError(f"the trainer process died ({_first_line(e)}); `dmesg` shows kills for memory") from e
+        finally:
+            for task in others:
+                task.cancel()
+
+    async def open_policy(self, start: Path, sync: WeightSync) -> int:
+        """Build the policy on all ranks; returns the number of optimizer steps it has."""
+        await self.ready()
+        opened = await self._all(rank.open_policy.remote(str(start), str(sync.store.directory)) for rank in self.ranks)
+        self._data_ranks = [o["data_rank"] for o in opened]
+        self.num_data_ranks, self.sequence_multiple = opened[0]["num_data_ranks"], opened[0]["sequence_multiple"]
+        self._sync = sync
+        return opened[0]["version"]
+
+    async def update(self, rows: list[list[PackedRows]]) -> dict[str, float]:
+        """One optimizer step; rows by data-parallel rank."""
+        answers = [r.update.remote(rows[d]) for r, d in zip(self.ranks, self._data_ranks, strict=True)]
+        return (await self._all(answers))[0]
+
+    async def reference_score(self, sequences: list[list[int]]) -> list[list[float]]:
+        """Log-probabilities under the weights that RL started from."""
+        return (await self._all(rank.reference_score.remote(sequences) for rank in self.ranks))[0]
+
+    async def synchronise(self, version: int, probe: Sequence[int]) -> dict[str, float]:
+        """Publish, load on every generator, verify."""
+        assert self._sync is not None, "open_policy comes first"
+        published = (await self._all(rank.publish.remote(version, list(probe)) for rank in self.ranks))[0]
+        return published | await self._sync.load(version)
+
+    async def save(self) -> None:
+        """Write a checkpoint."""
+        await self._all(rank.save.remote() for rank in self.ranks)
+
+    async def export(self, folder: Path) -> None:
+        """Write the policy as a Hugging Face folder."""
+        await self._all(rank.export.remote(str(folder)) for rank in self.ranks)
+
+    async def _all(self, answers: Iterable[Awaitable[Any]]) -> list[Any]:
+        return await asyncio.gather(*(arrive(a, "trainer") for a in answers))
+
+
+class WeightSync:
+    """The way of the weights: a store of versions, and the generators that load from it."""
+
+    def __init__(self, config: Config, store: VersionStore, pool: GeneratorPool) -> None:
+        """Take the store that rank 0 publishes to and the generators that load from it."""
+        self._config, self.store, self._pool = config.weight_sync, store, pool
+
+    async def load(self, version: int) -> dict[str, float]:
+        """Load `version` on every generator.
+
+        Raises:
+            WeightSyncError: a generator did not load or verify it.
+        """
+        from composer.weight_sync.load import load
+
+        reports = await load(self._pool, self.store, self._config, version)
+        return {
+            "weight_sync/load_s": max(r.seconds for r in reports),
+            "weight_sync/paused_s": max(r.paused_seconds for r in reports),
+            "mismatch/max": max(r.max_difference for r in reports),
+        }
+
+
+class Rollouts:
+    """Generators and env workers. Keeps `composer.rl.controller.Rollouts` and the evaluation's."""
+
+    def __init__(
+        self, config: Config, layout: Layout, run_label: str, options: Callable[[str], dict[str, Any]]
+    ) -> None:
+        """Start the env workers at once; generators start when there is a model.
+
+        Args:
+            config: the resolved config.
+            layout: the run directory.
+            run_label: marks sandboxes.
+            options: Ray options by role.
+        """
+        self._config, self._layout, self._options = config, layout, options
+        actor = ray.remote(EnvWorker).options(**options("env"), max_concurrency=1024)
+        self.workers = [actor.remote(str(layout.run_dir), run_label) for _ in range(config.env.num_workers)]
+        self._load = [0] * len(self.workers)
+        self.pool: GeneratorPool | None = None
+
+    async def prepare(self) -> None:
+        """Make the tokenizer and the expert's sessions that the mix asks for."""
+        await arrive(self.workers[0].prepare.remote(), "env worker")
+
+    async def start_generators(self, model: Path, policy_version: int) -> None:
+        """Start the generator replicas on an export and connect the env workers to them.
+
+        Raises:
+            GeneratorError: one did not start.
+        """
+        from composer.rollout.generator import GeneratorPool, Replica
+
+        config = self._config
+        actor = ray.remote(Replica).options(**self._options("generator"), max_concurrency=1024)
+        replicas = {
+            f"generator-{i}": actor.remote(
+                f"generator-{i}",
+                str(model),
+                config.generator,
+                config.parallel.accelerator,
+                config.parallel.threads_per_process,
+                config.seed + i,
+                policy_version,
+            )
+            for i in range(config.generator.num_replicas)
+        }
+        await asyncio.gather(
+            *(arrive(r.start.remote(), name, config.generator.start_timeout_s) for name, r in replicas.items())
+        )
+        self.pool = GeneratorPool(replicas, config.generator.request_timeout_s)
+        await asyncio.gather(*(arrive(w.connect.remote(replicas), "env worker", 60.0) for w in self.workers))
+
+    async def run_group(self, split: Split, index: int, group_id: str, size: int, temperature: float) -> Group:
+        """Run a group on the env worker that has the fewest."""
+        worker = self._load.index(min(self._load))
+        self._load[worker] += 1
+        answer = self.workers[worker].run_group.remote(split, index, group_id, size, temperature)
+        try:
+            return await arrive(answer, "env worker")
+        except asyncio.CancelledError:
+            ray.cancel(answer)
+            raise
+        finally:
+            self._load[worker] -= 1
+
+    async def stop(self) -> None:
+        """End sandboxes and engines in an orderly way, then the actors. Raises nothing."""
+        stops = [w.stop.remote() for w in self.workers]
+        if self.pool is not None:
+            stops.append(self.pool.stop())
+        with contextlib.suppress(Exception):  # whatever does not end by itself is killed next
+            await asyncio.wait_for(asyncio.gather(*stops, return_exceptions=True), STOP_DEADLINE_S)
+
+
+async def _drain(stream: Any) -> None:
+    async for answer in stream:
+        await answer
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -1,0 +1,149 @@
+"""Walks the plan's stages: starts the processes, runs what is not done yet, and closes the record.
+
+    config, plan -> pretrain -> evaluate_before -> rl -> evaluate_after -> summary
+
+A stage that is finished has left `done.json`; one that was interrupted continues from its own checkpoint.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+from composer.contract import Finding, Launcher
+from composer.errors import MachineError
+from composer.instantiate import instantiate
+from composer.layout import Layout
+from composer.plan import RunPlan
+from composer.schema import Config, Stage
+from composer.stages import Run, evaluate_stage, pretrain_stage, rl_stage
+from composer.tracking.console import Console, write_summary
+from composer.tracking.mlflow import Record
+
+
+def run(config: Config, plan: RunPlan, run_dir: Path) -> int:
+    """Run a plan to its end, or as far as it gets.
+
+    Args:
+        config: the resolved config.
+        plan: made from it.
+        run_dir: claimed by this process, with config.yaml in it.
+
+    Returns:
+        0, or 130 after Ctrl-C.
+
+    Raises:
+        ComposerError: the run cannot go on; everything finished is on disk, and `resume` continues it.
+    """
+    console = Console()
+    started = time.monotonic()
+    layout = Layout(run_dir)
+    label = run_label(run_dir)
+    launcher: Launcher = instantiate(
+        config.launcher, config.plugins, key="launcher", run_label=label, resources=plan.resources
+    )
+    backend = instantiate(config.env.sandbox, config.plugins, key="env.sandbox", run_label=label)
+    swept = launcher.sweep() + backend.sweep() + _sweep_weights()
+    if swept:
+        console.info(f"removed {swept} leftovers of runs that were killed")
+    check_machine([*launcher.check(), *backend.check()])
+    record = Record.open(config, run_dir, warn=console.warn)
+    interrupted = False
+    try:
+        with record:
+            record.artifact(run_dir / "config.yaml", folder="config")
+            record.artifact(run_dir / "plan.yaml", folder="config")
+            asyncio.run(_run_stages(config, layout, label, launcher, record, console, plan))
+            summary = summarise(layout, config, time.monotonic() - started, record.peak_rss_bytes)
+            record.results(summary)
+    except KeyboardInterrupt:
+        interrupted = True
+    if interrupted:
+        console.info(f"interrupted; continue with: composer resume={run_dir}")
+        return 130
+    write_summary(run_dir, summary)
+    console.closing_table(summary, ui_command=record.ui_command, note=record.report.sentence)
+    return 0
+
+
+async def _run_stages(
+    config: Config, layout: Layout, label: str, launcher: Launcher, record: Record, console: Console, plan: RunPlan
+) -> None:
+    """Bring the processes up, walk the stages, take the processes down."""
+    missing = [s for s in config.stages if layout.results(s) is None]
+    if not missing:
+        return
+    async with _cluster(launcher):
+        run = Run(config, layout, label, record, console, plan)
+        try:
+            for stage in missing:
+                before = time.monotonic()
+                results = await _STAGES[stage](run, stage)
+                layout.finish(stage, {**results, "wall_s": time.monotonic() - before})
+        finally:
+            await run.stop()
+
+
+_STAGES = {
+    Stage.pretrain: pretrain_stage,
+    Stage.evaluate_before: evaluate_stage,
+    Stage.rl: rl_stage,
+    Stage.evaluate_after: evaluate_stage,
+}
+
+
+@contextlib.asynccontextmanager
+async def _cluster(launcher: Launcher) -> AsyncIterator[None]:
+    try:
+        launcher.start()
+        yield
+    finally:
+        launcher.stop()
+
+
+def check_machine(findings: list[Finding]) -> None:
+    """Refuse to start where something required is missing.
+
+    Raises:
+        MachineError: names what is missing and what to do.
+    """
+    missing = [f for f in findings if f.required and not f.ok]
+    if missing:
+        raise MachineError("; ".join(f"{f.name}: {f.detail}. {f.remedy}" for f in missing))
+
+
+def run_label(run_dir: Path) -> str:
+    """A short name by which the run's processes, sandboxes and shared memory are known on this machine."""
+    return "".join(c if c.isalnum() else "-" for c in f"{run_dir.parent.name}-{run_dir.name}")[-40:].strip("-") + (
+        f"-{os.getpid()}"
+    )
+
+
+def summarise(layout: Layout, config: Config, wall_s: float, peak_rss_bytes: int) -> dict[str, Any]:
+    """The closing table as data, from what the stages left."""
+    results = {s: r for s in config.stages if (r := layout.results(s)) is not None}
+    summary: dict[str, Any] = {
+        "seed": config.seed,
+        "evaluation": {},
+        "stages": {s.value: {"wall_s": r["wall_s"], **r.get("summary", {})} for s, r in results.items()},
+        "wall_s": sum(r["wall_s"] for r in results.values()),
+        "session_wall_s": wall_s,
+        "peak_rss_bytes": peak_rss_bytes,
+    }
+    for stage, name in ((Stage.evaluate_before, "before"), (Stage.evaluate_after, "after")):
+        if stage in results:
+            summary["evaluation"][name] = results[stage]["metrics"]
+    if Stage.pretrain in results:
+        summary["codebase_loss"] = results[Stage.pretrain]["codebase_loss"]
+    return summary
+
+
+def _sweep_weights() -> int:
+    from composer.weight_sync.store import sweep
+
+    return sweep()

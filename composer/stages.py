@@ -1,0 +1,244 @@
+"""What each stage of a run does with its processes. The loops themselves stand in pretrain/, rl/ and evaluation/."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from composer.errors import TrainingError
+from composer.evaluation.stage import evaluate
+from composer.layout import Layout
+from composer.pretrain.schedule import num_steps
+from composer.processes import Rollouts, Trainers, WeightSync
+from composer.rl.controller import Controller, Step
+from composer.rl.ledger import Ledger, read_ledger
+from composer.schema import Accelerator, Config, PhaseKind, Stage, SyncMethod
+from composer.tracking.console import Console
+from composer.tracking.mlflow import Record, StageRecord
+from composer.types import Group, Trajectory
+from composer.workers import wants_sessions
+
+if TYPE_CHECKING:
+    from composer.plan import RunPlan
+
+FIRST_PROBE = list(range(8, 72))
+"""Token ids on which the engines compare log-probabilities before the first episode; any ids do."""
+
+
+class Run:
+    """A run's processes, each started when a stage first needs it and kept for the next one."""
+
+    def __init__(
+        self, config: Config, layout: Layout, label: str, record: Record, console: Console, plan: RunPlan
+    ) -> None:
+        """Nothing starts yet."""
+        self.config, self.layout, self.label = config, layout, label
+        self.record, self.console, self.plan = record, console, plan
+        self._weights: Any = None
+        self._generators_started = False
+
+    @cached_property
+    def trainers(self) -> Trainers:
+        """The trainer's ranks."""
+        return Trainers(self.config, self.layout, self._options("trainer"))
+
+    @cached_property
+    def rollouts(self) -> Rollouts:
+        """Env workers, and generators once a model is there."""
+        return Rollouts(self.config, self.layout, self.label, self._options)
+
+    async def start_generators(self, model: Path, policy_version: int = 0) -> None:
+        """Start the generators unless they run already."""
+        if not self._generators_started:
+            self.console.info(f"starting {self.config.generator.num_replicas} generator(s) on {model}")
+            await self.rollouts.start_generators(model, policy_version)
+            self._generators_started = True
+
+    def weight_sync(self) -> WeightSync:
+        """The store of weight versions and the generators that load from it."""
+        from composer.weight_sync.store import VersionStore
+
+        if self._weights is None:
+            self._weights = VersionStore.create(
+                weights_directory(self.config, self.layout, self.label),
+                keep_versions=self.config.weight_sync.keep_versions,
+            )
+        assert self.rollouts.pool is not None, "generators start first"
+        return WeightSync(self.config, self._weights, self.rollouts.pool)
+
+    @property
+    def start_model(self) -> Path:
+        """The Hugging Face folder that RL starts from."""
+        phases = list(self.config.mix.phases) if Stage.pretrain in self.config.stages else []
+        if phases:
+            return self.layout.export(self.layout.phase(phases[-1]))
+        assert self.config.model.checkpoint is not None, "the plan checks it"
+        return Path(self.config.model.checkpoint)
+
+    @property
+    def newest_model(self) -> Path:
+        """The policy after RL if it is there, else the one that RL starts from."""
+        trained = self.layout.export(self.layout.stage(Stage.rl))
+        return trained if trained.exists() else self.start_model
+
+    async def stop(self) -> None:
+        """End the processes that were started."""
+        if "rollouts" in self.__dict__:
+            await self.rollouts.stop()
+        if self._weights is not None:
+            self._weights.remove()
+
+    def _options(self, role: str) -> dict[str, Any]:
+        """Ray options of a role: its seat or its GPUs, and never a silent restart."""
+        gpu = self.config.parallel.accelerator is Accelerator.cuda
+        gpus = {"trainer": 1, "generator": self.config.generator.tensor_parallel}.get(role, 0) if gpu else 0
+        threads = str(self.config.parallel.threads_per_process)
+        environment = {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "TOKENIZERS_PARALLELISM": "false"}
+        return {"num_cpus": 1, "num_gpus": gpus, "max_restarts": 0, "runtime_env": {"env_vars": environment}}
+
+
+def weights_directory(config: Config, layout: Layout, label: str) -> Path:
+    """Where versions of the weights are published."""
+    from composer.weight_sync.store import default_directory
+
+    sync = config.weight_sync
+    if sync.directory is not None:
+        return Path(sync.directory) / label
+    return default_directory(label) if sync.method is SyncMethod.shared_memory else layout.run_dir / "weights"
+
+
+async def pretrain_stage(run: Run, stage: Stage) -> dict[str, Any]:
+    """Train the phases of the mix, one after the other."""
+    config, layout = run.config, run.layout
+    trainers, rollouts = run.trainers, run.rollouts  # both start now, at the same time
+    run.console.info("preparing the tokenizer and the expert's sessions")
+    await rollouts.prepare()
+    model = Path(config.model.checkpoint) if config.model.checkpoint else None
+    totals = {name: num_steps(phase) for name, phase in config.mix.phases.items()}
+    losses: list[float] = []
+    before = 0
+    with run.record.stage(stage.value) as record:
+        for name, phase in config.mix.phases.items():
+            sessions = layout.sessions if phase.kind is PhaseKind.sft else None
+            with run.console.stage(name, total=totals[name], unit="steps") as bar:
+                async for step, metrics in trainers.train_phase(name, model, sessions):
+                    record.log(before + step, metrics)
+                    bar.update(step, _short(metrics, loss="loss/train", codebase="loss/codebase"))
+                    if "loss/codebase" in metrics:
+                        losses.append(metrics["loss/codebase"])
+            model = layout.export(layout.phase(name))
+            before += totals[name]
+        draw_plots(run, record)
+    return {"codebase_loss": {"before": losses[0], "after": losses[-1]} if losses else {}, "summary": {"steps": before}}
+
+
+async def evaluate_stage(run: Run, stage: Stage) -> dict[str, Any]:
+    """Evaluate the newest model on unseen tasks."""
+    evaluation = run.config.evaluation
+    await run.start_generators(run.newest_model)
+    with (
+        run.record.stage(stage.value) as record,
+        run.console.stage(stage.value, total=evaluation.num_tasks, unit="tasks") as bar,
+    ):
+        rewards: list[float] = []
+
+        def progress(done: int, group: Group) -> None:
+            rewards.extend(t.reward for t in group.trajectories if t.reward is not None)
+            bar.update(done, {"reward": sum(rewards) / max(1, len(rewards))})
+
+        metrics, groups = await evaluate(evaluation, run.rollouts, run.layout.stage(stage), progress, run.console.warn)
+        record.log(0, {f"evaluation/{name}": float(value) for name, value in metrics.to_dict().items()})
+        record.table(f"{stage.value}.json", [_row(t) for g in groups for t in g.trajectories])
+        for group in groups[: run.config.tracking.traces_per_step]:
+            record.trace(group.trajectories[0], 0)
+    return {"metrics": metrics.to_dict(), "summary": {"tasks": metrics.num_tasks}}
+
+
+async def rl_stage(run: Run, stage: Stage) -> dict[str, Any]:
+    """Reinforcement learning from the pretrained model to `algorithm.num_steps`."""
+    config, layout, algorithm = run.config, run.layout, run.config.algorithm
+    check_start(config, layout)
+    await run.start_generators(run.start_model)
+    sync = run.weight_sync()
+    version = await run.trainers.open_policy(run.start_model, sync)
+    state = read_ledger(layout.ledger, version)
+    if not state.next_index and wants_sessions(config):
+        state.next_index = config.mix.sessions.num_sessions  # SFT has seen the tasks before
+    ledger = Ledger(layout.ledger)
+    if version or state.groups:
+        ledger.rollback(version)
+        run.console.info(f"continuing after step {version} with {len(state.groups)} finished groups from the ledger")
+    await run.trainers.synchronise(version, FIRST_PROBE)
+    with (
+        run.record.stage(stage.value) as record,
+        run.console.stage(stage.value, total=algorithm.num_steps, unit="steps", done=version) as bar,
+    ):
+
+        def report(step: Step) -> None:
+            record.log(step.step, step.metrics)
+            shown = {
+                "reward": "reward/mean",
+                "best": "reward/best",
+                "stale": "staleness/mean",
+                "tokens/s": "throughput/tokens_per_s",
+            }
+            bar.update(step.step, _short(step.metrics, **shown))
+            for trajectory in [t for g in step.groups for t in g.trajectories][: config.tracking.traces_per_step]:
+                record.trace(trajectory, step.step)
+
+        controller = Controller(
+            algorithm, run.rollouts, run.trainers, ledger, state, version, 0, report, run.console.warn
+        )
+        try:
+            await controller.run()
+        finally:
+            ledger.close()
+        await run.trainers.export(layout.export(layout.stage(stage)))
+        draw_plots(run, record)
+    return {"summary": {"steps": algorithm.num_steps}}
+
+
+def check_start(config: Config, layout: Layout) -> None:
+    """Refuse to start RL from a policy that never succeeds.
+
+    Raises:
+        TrainingError: average@k before RL is under `algorithm.min_start_average`.
+    """
+    results = layout.results(Stage.evaluate_before)
+    if results is None:
+        return
+    k, least = config.evaluation.samples_per_task, config.algorithm.min_start_average
+    average = results["metrics"][f"average_at_{k}"]
+    if average < least:
+        raise TrainingError(
+            f"average@{k} before RL is {average:.3f}, under algorithm.min_start_average={least:g}: a policy that hardly "
+            "ever succeeds learns nothing. Train longer on sessions (mix.phases.sft.tokens), or set it to 0"
+        )
+
+
+def draw_plots(run: Run, record: StageRecord) -> None:
+    """Draw what the record holds so far; trouble in drawing never stops a run."""
+    from composer.tracking.plots import draw
+
+    for path in draw(run.layout.run_dir):
+        record.artifact(path, folder="plots")
+
+
+def _short(metrics: Mapping[str, float], **names: str) -> dict[str, float]:
+    return {short: metrics[name] for short, name in names.items() if name in metrics}
+
+
+def _row(t: Trajectory) -> dict[str, Any]:
+    """One episode in an evaluation's table."""
+    return {
+        "task": t.task_id,
+        "episode": t.episode_id,
+        "reward": t.reward,
+        "outcome": t.outcome.value,
+        "generated_tokens": t.num_generated_tokens,
+        "turns": len(t.turns),
+        "seconds": t.seconds,
+        "error": t.error,
+    }

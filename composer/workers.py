@@ -1,0 +1,265 @@
+"""The Ray actors of a run, one class a role. Thin: what they do stands in the packages they call.
+
+Every actor reads the resolved config from the run directory by itself; only small things and samples travel.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import socket
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from composer import config as config_files
+from composer.errors import TaskError
+from composer.instantiate import instantiate
+from composer.layout import Layout
+from composer.rollout.chat import TEMPLATES, Chat, install_template
+from composer.rollout.episode import Env, EnvSettings, Rubric
+from composer.rollout.generator import GeneratorPool
+from composer.rollout.sessions import record_sessions, render_session, session_text
+from composer.schema import ChatTemplate, Config, SourceKind, Stage, TargetConfig
+from composer.types import Generation, Group, Split
+
+if TYPE_CHECKING:
+    from composer.rl.packing import PackedRows
+    from composer.rl.trainer import PolicyTrainer
+    from composer.weight_sync.store import VersionStore
+
+
+class TrainerRank:
+    """One rank of the trainer. Every method except `address` and `join` is collective."""
+
+    def __init__(self, run_dir: str, rank: int, world_size: int, local_rank: int) -> None:
+        """Nothing heavy is imported yet, so that all ranks start at once."""
+        self.layout = Layout(Path(run_dir))
+        self.config = config_files.load(self.layout.run_dir)
+        self.rank = rank
+        self._policy: PolicyTrainer | None = None
+        self._store: VersionStore | None = None
+        os.environ.update(RANK=str(rank), WORLD_SIZE=str(world_size), LOCAL_RANK=str(local_rank))
+
+    def address(self) -> tuple[str, int]:
+        """An address of this process's machine and a free port on it, for the ranks to meet at."""
+        import ray
+
+        host = ray.util.get_node_ip_address()
+        with socket.socket() as s:
+            s.bind((host, 0))
+            return host, s.getsockname()[1]
+
+    def join(self, host: str, port: int) -> None:
+        """Where rank 0 can be met."""
+        os.environ.update(MASTER_ADDR=host, MASTER_PORT=str(port))
+
+    def train_phase(
+        self, phase: str, start: str | None, sessions: str | None
+    ) -> Iterator[tuple[int, dict[str, float]]]:
+        """Train one phase of the mix, yielding (step, metrics) after each optimizer step.
+
+        Raises:
+            CorpusError, TokenizerError, TrainingError, ResumeError: see `composer.pretrain.trainer`.
+        """
+        from composer.pretrain.trainer import train_phase
+
+        yield from train_phase(
+            self.config,
+            phase,
+            self.layout.phase(phase),
+            Path(start) if start else None,
+            self.layout.tokenizer,
+            Path(sessions) if sessions else None,
+        )
+
+    def open_policy(self, start: str, weights: str) -> dict[str, Any]:
+        """Build the policy trainer from the export `start`, at its newest checkpoint if there is one.
+
+        Args:
+            start: a Hugging Face folder.
+            weights: the version store to publish to.
+
+        Returns:
+            version (optimizer steps done), data_rank, num_data_ranks, sequence_multiple.
+
+        Raises:
+            ResumeError: a checkpoint cannot be read.
+        """
+        from composer.rl.trainer import PolicyTrainer
+        from composer.weight_sync.store import VersionStore
+
+        config = self.config
+        model = dataclasses.replace(config.model, checkpoint=start)
+        self._policy = PolicyTrainer(model, config.parallel, config.algorithm, self.layout.stage(Stage.rl), config.seed)
+        if self.rank == 0:
+            self._store = VersionStore.open(Path(weights))
+        data_rank, num_data_ranks = self._policy.data_parallel
+        return {
+            "version": self._policy.version,
+            "data_rank": data_rank,
+            "num_data_ranks": num_data_ranks,
+            "sequence_multiple": self._policy.sequence_multiple,
+        }
+
+    def update(self, rows: Sequence[PackedRows]) -> dict[str, float]:
+        """One optimizer step over this rank's rows.
+
+        Raises:
+            TrainingError: the loss or the gradient is not finite.
+        """
+        return self._opened().update(rows)
+
+    def reference_score(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
+        """Log-probabilities under the weights that RL started from."""
+        return self._opened().reference_score(sequences)
+
+    def publish(self, version: int, probe: Sequence[int]) -> dict[str, float]:
+        """Publish the current weights as `version`, with log-probabilities of `probe` for the generators to match.
+
+        Raises:
+            WeightSyncError: the version could not be written.
+        """
+        from composer.rollout.engine import Probe
+        from composer.weight_sync.publish import publish
+
+        policy = self._opened()
+        log_probs = policy.score(probe)
+        if self._store is None:
+            for _ in policy.weights():
+                pass
+            return {}
+        report = publish(self._store, version, policy.weights(), Probe(list(probe), log_probs))
+        return {"weight_sync/publish_s": report.seconds, "weight_sync/bytes": float(report.bytes)}
+
+    def save(self) -> None:
+        """Write a checkpoint of the policy."""
+        self._opened().save()
+
+    def export(self, folder: str) -> None:
+        """Write the policy as a Hugging Face folder.
+
+        Raises:
+            OSError: it could not be written.
+        """
+        self._opened().export(Path(folder), self.layout.tokenizer)
+
+    def _opened(self) -> PolicyTrainer:
+        assert self._policy is not None, "open_policy comes first"
+        return self._policy
+
+
+class EnvWorker:
+    """Runs episodes: many at a time in one process, each in its own sandbox."""
+
+    def __init__(self, run_dir: str, run_label: str) -> None:
+        """Make the parts of the env that need no tokenizer.
+
+        Raises:
+            ConfigError: a target refuses its arguments.
+        """
+        self.layout = Layout(Path(run_dir))
+        config = self.config = config_files.load(self.layout.run_dir)
+        env = config.env
+
+        def make(target: TargetConfig, key: str, **given: Any) -> Any:
+            return instantiate(target, config.plugins, key=key, **given)
+
+        self.backend = make(env.sandbox, "env.sandbox", run_label=run_label)
+        accuracy = config.mix.sessions.expert_accuracy
+        self.taskset = make(env.taskset, "env.taskset", expert_accuracy=accuracy, seed=config.seed)
+        self.tools = [make(t, f"env.tools.{name}") for name, t in env.tools.items()]
+        graders = {name: make(t, f"env.graders.{name}") for name, t in env.graders.items()}
+        self.rubric = Rubric(graders, env.grader_weights)
+        self.settings = EnvSettings.from_config(env, config.generator.max_model_len)
+        self.generators: GeneratorPool | None = None
+
+    async def prepare(self) -> None:
+        """Make the tokenizer, and the sessions that the mix asks for; what is there already stays.
+
+        Raises:
+            TaskError: the taskset has no expert.
+            SandboxError: a session's sandbox failed.
+            CorpusError, TokenizerError: see `composer.pretrain.mix.prepare_tokenizer`.
+        """
+        from composer.pretrain.mix import prepare_tokenizer
+
+        config, env = self.config, self.config.env
+        if self.layout.sessions.exists():
+            return
+        sessions = []
+        if wants_sessions(config):
+            sessions = await record_sessions(
+                self.taskset,
+                config.mix.sessions.num_sessions,
+                tools=self.tools,
+                backend=self.backend,
+                limits=self.settings.limits,
+                max_observation_bytes=env.max_observation_bytes,
+                seed=config.seed,
+            )
+        texts: list[str] = []
+        if env.chat_template is not ChatTemplate.own:
+            template = TEMPLATES[env.chat_template]
+            texts = [session_text(s, template, self.tools, env.system_prompt) for s in sessions]
+        prepare_tokenizer(config, self.layout.tokenizer, texts)
+        if env.chat_template is not ChatTemplate.own:
+            install_template(self.layout.tokenizer, env.chat_template)
+        chat = Chat.load(self.layout.tokenizer)
+        half = self.layout.sessions.with_suffix(".tmp")
+        with half.open("w", encoding="utf-8") as file:
+            for session in sessions:
+                ids, mask = render_session(session, chat, self.tools, env.system_prompt)
+                file.write(json.dumps({"token_ids": ids, "loss_mask": mask, "task": session.task_id}) + "\n")
+        half.replace(self.layout.sessions)
+
+    async def connect(self, replicas: Mapping[str, Any]) -> None:
+        """Where the policy answers.
+
+        Raises:
+            TokenizerError: the chat template cannot render the tools.
+        """
+        self.generators = GeneratorPool(dict(replicas), self.config.generator.request_timeout_s)
+        self.chat = Chat.load(self.layout.tokenizer)
+        self.env = Env(
+            self.settings,
+            chat=self.chat,
+            taskset=self.taskset,
+            tools=self.tools,
+            rubric=self.rubric,
+            backend=self.backend,
+        )
+
+    async def run_group(self, split: Split, index: int, group_id: str, size: int, temperature: float) -> Group:
+        """Run `size` sibling episodes of the task at `index`.
+
+        Raises:
+            TaskError: there is no such task.
+        """
+        generators = self.generators
+        assert generators is not None, "connect comes first"
+        try:
+            task = self.taskset.task(split, index)
+        except IndexError:
+            raise TaskError(f"{self.taskset.name} has no {split} task {index}: ask for fewer tasks or steps") from None
+
+        async def generate(token_ids: list[int], *, max_tokens: int, episode_id: str) -> Generation:
+            return await generators.generate(
+                token_ids,
+                episode_id=episode_id,
+                max_tokens=max_tokens,
+                temperature=temperature,
+                stop_token_ids=[self.chat.end_token_id],
+            )
+
+        return await self.env.run_group(task, group_id, size, generate, generators.release)
+
+    async def stop(self) -> None:
+        """Stop every sandbox."""
+        await self.backend.close()
+
+
+def wants_sessions(config: Config) -> bool:
+    """Whether a phase of the mix reads the scripted expert's sessions."""
+    return any(s.kind is SourceKind.sessions for p in config.mix.phases.values() for s in p.sources.values())
