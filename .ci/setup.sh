@@ -152,10 +152,18 @@ install() { # $1: what it is, the rest: arguments of pip install. A broken downl
     try_pip "$@" || { say "trying once more"; try_pip "$@"; } || explain "$what"
 }
 
+choose_constraints() {
+    constraints=.ci/constraints.txt
+    [[ ,$extras, == *,cpu,* ]] && return
+    # The CUDA builds of torch and vLLM ask for other versions of these few.
+    constraints=$venv/constraints.txt
+    grep -vE '^(apache-tvm-ffi|torchaudio|torchcodec|torchvision|triton)==' .ci/constraints.txt >"$constraints"
+}
+
 install_torch() {
     [[ ,$extras, == *,cpu,* ]] || return 0
     say "[2/4] PyTorch $torch, CPU build"
-    try_pip -c .ci/constraints.txt "torch==$torch+cpu" >>"$log" 2>&1 && return
+    try_pip -c "$constraints" "torch==$torch+cpu" >>"$log" 2>&1 && return
     say "the configured package index has no CPU build of PyTorch; taking it from $torch_index"
     # Only torch itself comes from there; what it needs follows from the ordinary index with the rest.
     try_pip --no-deps --index-url "$torch_index" "torch==$torch+cpu" || stop \
@@ -169,11 +177,12 @@ install_all() {
     say "[1/4] virtual environment in $venv ($("$python" --version), $python)"
     [[ -f $venv/bin/pip && $1 == update ]] || make_venv
     rm -f "$stamp"
+    choose_constraints
     install "pip" "pip==$pip_version"
     install_torch
     say "[3/4] composer[$extras] and what it needs (about 1.3 GB to download the first time, minutes)"
-    install "setuptools" -c .ci/constraints.txt setuptools
-    install "composer[$extras]" --no-build-isolation -c .ci/constraints.txt -e ".[$extras]"
+    install "setuptools" -c "$constraints" setuptools
+    install "composer[$extras]" --no-build-isolation -c "$constraints" -e ".[$extras]"
     if [[ ,$extras, == *,cpu,* ]]; then
         "$venv/bin/python" -m pip uninstall --quiet --yes torchvision torchaudio torchcodec >>"$log" 2>&1
     fi
