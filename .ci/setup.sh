@@ -113,7 +113,8 @@ make_venv() {
     else
         "$python" -m venv --without-pip "$venv" >>"$log" 2>&1 || stop "$python -m venv failed." "$(tail -n3 "$log")"
         bootstrap_pip || stop "this Python has no ensurepip, and pip could not be brought in another way." \
-            "As root:  apt-get install python3-venv (or python3.11-venv where python3 is another version)"
+            "$(grep -aE '^[WE]: ' "$log" | tail -n1 | cut -c1-200)" \
+            "With a network, make fetches pip by itself. As root:  apt-get install python3.11-venv"
     fi
 }
 
