@@ -213,3 +213,50 @@ class Sample:
     group_id: str
     policy_version: int
     """The oldest version in it."""
+
+
+@dataclass(frozen=True)
+class Probe:
+    """A short sequence and the trainer's own log-probabilities of it, by which a loaded version is verified.
+
+    Example:
+        >>> Probe(token_ids=[5, 9, 2], log_probs=[-1.5, -0.25]).log_probs[0]  # of token 9 after token 5
+        -1.5
+    """
+
+    token_ids: list[int]
+    """[T], T >= 2."""
+    log_probs: list[float]
+    """[T - 1], natural: `log_probs[i]` is that of `token_ids[i + 1]` given `token_ids[: i + 1]`, at temperature 1."""
+
+
+@dataclass(frozen=True)
+class LoadReport:
+    """What one load of new weights did."""
+
+    policy_version: int
+    seconds: float
+    """From the request to the verified version."""
+    paused_seconds: float
+    """How long no token was generated."""
+    max_difference: float
+    """Largest |generator - trainer| log-probability on the probe."""
+
+
+@dataclass(frozen=True)
+class EngineStats:
+    """Counters since the start, and what vLLM's scheduler last said."""
+
+    policy_version: int
+    running: int
+    """Requests being computed."""
+    waiting: int
+    """Requests that wait for a slot or for memory."""
+    requests: int
+    """Requests answered."""
+    generated_tokens: int
+    prompt_tokens: int
+    cached_prompt_tokens: int
+    """Prompt tokens that the prefix cache saved."""
+    kv_cache_usage: float
+    """Share of the KV cache in use, in [0, 1]."""
