@@ -29,7 +29,8 @@ import torch.nn.functional as F
 import torchtitan.models.common.attention as titan_attention
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor.experimental._attention import _HeadTailLoadBalancer
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, create_mask
 from torchtitan.components.optimizer import register_moe_load_balancing_hook
 from torchtitan.distributed.context_parallel import cp_shard
@@ -42,7 +43,9 @@ from torchtitan.protocols.model_spec import ModelSpec
 
 from composer.schema import Family, ModelConfig
 
-_NOISE = ("lspci", "Peak flops", "initial_load_model_only", "model.safetensors.index.json not found")
+_NOISE = ("lspci", "Peak flops", "initial_load_model_only", "model.safetensors.index.json not found",
+          "based on job config", "Pipeline Parallel loss is not visible")
+"""Warnings of torchtitan about nothing that a user can or should change."""
 
 
 class _CpuDevice:
@@ -210,9 +213,11 @@ class SeededNormal:
         """Fill `parameter`, a tensor or a DTensor of which every rank holds a shard."""
         key = hashlib.sha256(f"{self.seed}/{self.name}".encode()).digest()
         generator = torch.Generator(parameter.device).manual_seed(int.from_bytes(key[:8]) >> 1)
-        # For a DTensor `new_empty` is replicated: each rank draws the whole tensor and keeps its own shard.
-        full = parameter.new_empty(parameter.shape)
-        (full.to_local() if isinstance(full, DTensor) else full).normal_(std=self.std, generator=generator)
+        full = torch.empty(parameter.shape, dtype=parameter.dtype, device=parameter.device)
+        full.normal_(std=self.std, generator=generator)
+        if isinstance(parameter, DTensor):  # every rank has drawn the whole tensor and keeps its own shard
+            mesh = parameter.device_mesh
+            full = DTensor.from_local(full, mesh, [Replicate()] * mesh.ndim, run_check=False)
         parameter.copy_(full)
 
 
@@ -301,6 +306,8 @@ def _pipeline(*args: Any, **kwargs: Any) -> Any:
     torchtitan 0.3.0 hands over micro-batches that are already split; torch 2.13 insists on splitting them itself.
     """
     schedule, *rest = pipeline_llm(*args, **kwargs)
+    for stage in getattr(schedule, "_stages", None) or [schedule._stage]:
+        stage._prepare_forward_infra = _in_evaluation(stage.submod, stage._prepare_forward_infra)
     if "arg_mbs" in inspect.signature(type(schedule).step).parameters:
         return schedule, *rest
     step = schedule.step
@@ -313,6 +320,19 @@ def _pipeline(*args: Any, **kwargs: Any) -> Any:
 
     schedule.step = presplit_step
     return schedule, *rest
+
+
+def _in_evaluation(model: nn.Module, prepare: Callable) -> Callable:
+    """A stage learns its shapes from a forward pass on made-up tokens, which must not count as expert load."""
+
+    def prepare_uncounted(*args: Any, **kwargs: Any) -> Any:
+        model.eval()
+        try:
+            return prepare(*args, **kwargs)
+        finally:
+            model.train()
+
+    return prepare_uncounted
 
 
 def shard_sequence(tensors: tuple[torch.Tensor, ...], mesh: Any, balancer: str | None) -> tuple[torch.Tensor, ...]:
@@ -328,7 +348,7 @@ def gather_sequence(tensor: torch.Tensor, mesh: Any, balancer: str | None) -> to
     whole = torch.cat(parts, dim=1)
     if balancer is None:
         return whole
-    order = torch_context_parallel._HeadTailLoadBalancer(length, mesh.size(), tensor.device)
+    order = _HeadTailLoadBalancer(length, mesh.size(), tensor.device)
     return whole[:, order._generate_indices(restore=True)[0]]
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.distributed.checkpoint import CheckpointException
 from torch.distributed.tensor import DTensor
 from torchtitan.components.checkpointer import CheckpointManager
 from torchtitan.components.dataloader import BaseDataLoader
@@ -36,13 +37,11 @@ from torchtitan.trainer import Trainer
 
 from composer.errors import ResumeError, TrainingError
 from composer.models import titan
+from composer.models.sizes import loss_chunks
 from composer.schema import ModelConfig, ParallelConfig, Schedule
 
 NO_LOSS = IGNORE_INDEX
 """The label of a token that is not trained on."""
-
-_CHUNKED_VOCABULARY = 32768
-_LOSS_CHUNKS = 8
 
 
 @dataclass(frozen=True)
@@ -191,7 +190,7 @@ class TitanTrainer(Trainer):
     @property
     def sequence_multiple(self) -> int:
         """Row lengths must be a multiple of this."""
-        chunks = _LOSS_CHUNKS if isinstance(self.loss_fn, ChunkedLossWrapper) else 1
+        chunks = self.loss_fn.num_chunks if isinstance(self.loss_fn, ChunkedLossWrapper) else 1
         return math.lcm(self.parallel_dims.tp, 2 * self.parallel_dims.cp if self.parallel_dims.cp > 1 else 1) * chunks
 
     @property
@@ -220,9 +219,11 @@ class TitanTrainer(Trainer):
         """
         try:
             self.checkpointer.load()
-        except Exception as error:
-            raise ResumeError(f"The checkpoint in {self.checkpointer.folder} cannot be loaded: {error}. Delete the "
-                              "newest step-* folder there to continue from the one before.") from error
+        except (Exception, CheckpointException) as error:  # torch derives the latter from BaseException
+            causes = [failure[0] for failure in getattr(error, "failures", {}).values()] or [error]
+            raise ResumeError(f"The newest checkpoint in {self.checkpointer.folder} cannot be loaded: {causes[0]}. "
+                              "Give back the settings it was made with, or delete its step-* folder to continue from "
+                              "the one before.") from error
         return self.step
 
     def save(self) -> None:
@@ -257,9 +258,15 @@ class TitanTrainer(Trainer):
         metrics = dict(self.metrics_processor.last)
         if not math.isfinite(metrics["grad_norm"]):
             raise self._not_finite("gradient")
-        return {**metrics, "tokens": float(sum(m.tokens.numel() for m in microbatches)),
-                "worst_expert_load": self.optimizers.worst_expert_load, **self._reduced_loss_metrics(),
-                "seconds": time.perf_counter() - started}
+        metrics |= {"tokens": float(sum(m.tokens.numel() for m in microbatches)),
+                    "worst_expert_load": self.optimizers.worst_expert_load, **self._reduced_loss_metrics()}
+        if self.parallel_dims.pp_enabled:  # the last stage alone knows the loss, each stage its own experts
+            mesh = self.parallel_dims.get_mesh("pp")
+            known = metrics["loss"] if self.pp_has_last_stage else 0.0
+            metrics["loss"] = dist_utils.dist_sum(torch.tensor(known, device=self.device), mesh)
+            load = torch.tensor(metrics["worst_expert_load"], device=self.device)
+            metrics["worst_expert_load"] = dist_utils.dist_max(load, mesh)
+        return {**metrics, "seconds": time.perf_counter() - started}
 
     @torch.no_grad()
     def score(self, batch: Microbatch) -> torch.Tensor:
@@ -367,9 +374,8 @@ def trainer_config(model: ModelConfig, parallel: ParallelConfig, settings: Train
     """
     if loss is None:
         loss = CrossEntropyLoss.Config(global_vocab_size=model.vocab_size)
-    if model.vocab_size >= _CHUNKED_VOCABULARY and parallel.pipeline_parallel == 1:
-        # Whole float32 logits of a 160k vocabulary cost 5 GB per 8k tokens.
-        loss = ChunkedLossWrapper.Config(loss_fn=loss, num_chunks=_LOSS_CHUNKS)
+    if (chunks := loss_chunks(model, parallel)) > 1:
+        loss = ChunkedLossWrapper.Config(loss_fn=loss, num_chunks=chunks)
     torch.set_num_threads(parallel.threads_per_process)
     initial = {} if model.checkpoint is None else {
         "initial_load_path": str(Path(model.checkpoint).resolve()), "initial_load_in_hf": True}

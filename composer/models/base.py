@@ -1,0 +1,237 @@
+"""The neutral description of a model: what each family demands of `ModelConfig`, and its form as a Hugging Face config.
+
+Free of torch, so that plans for any size can be made anywhere. Key names on the Hugging Face side are those of
+`transformers` 5.19 (`Qwen3MoeConfig`, `DeepseekV3Config`) and are also what vLLM reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from composer.errors import ConfigError
+from composer.schema import Family, ModelConfig, ScoreFunction
+
+_ARCHITECTURES = {Family.qwen3_moe: "Qwen3MoeForCausalLM", Family.deepseek_v3: "DeepseekV3ForCausalLM"}
+_MODEL_TYPES = {"qwen3_moe": Family.qwen3_moe, "deepseek_v3": Family.deepseek_v3, "kimi_k2": Family.deepseek_v3}
+
+
+def check_model(model: ModelConfig) -> None:
+    """Refuse what the family cannot be.
+
+    Raises:
+        ConfigError: names the key under `model.`, its value and what to type instead.
+    """
+    if model.experts_per_token > model.num_experts:
+        raise ConfigError("model.experts_per_token", model.experts_per_token,
+                          f"must be at most num_experts ({model.num_experts})")
+    demands = {Family.qwen3_moe: _qwen3_moe_demands, Family.deepseek_v3: _deepseek_v3_demands}[model.family]
+    for key, wrong, remedy in demands(model):
+        if wrong:
+            raise ConfigError(f"model.{key}", getattr(model, key), f"{remedy} (family {model.family.value})")
+
+
+def _qwen3_moe_demands(model: ModelConfig) -> list[tuple[str, bool, str]]:
+    return [
+        ("num_kv_heads", model.num_heads % model.num_kv_heads != 0, f"must divide num_heads ({model.num_heads})"),
+        ("head_dim", model.head_dim % 2 != 0, "must be even"),
+        ("num_dense_layers", model.num_dense_layers != 0, "must be 0: every layer has experts"),
+        ("num_shared_experts", model.num_shared_experts != 0, "must be 0: there are no shared experts"),
+        ("router_score", model.router_score is not ScoreFunction.softmax, "must be softmax"),
+        ("router_scale", model.router_scale != 1.0, "must be 1"),
+        ("router_bias_rate", model.router_bias_rate != 0.0, "must be 0: the checkpoint format has no expert bias"),
+        ("router_groups", model.router_groups != 1, "must be 1"),
+        ("rope_factor", model.rope_factor != 1.0, "must be 1"),
+    ]
+
+
+def _deepseek_v3_demands(model: ModelConfig) -> list[tuple[str, bool, str]]:
+    positive = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+    return [
+        *((key, getattr(model, key) < 1, "must be at least 1") for key in positive),
+        ("qk_rope_head_dim", model.qk_rope_head_dim % 2 != 0, "must be even"),
+        ("num_dense_layers", model.num_dense_layers >= model.num_layers,
+         f"must be less than num_layers ({model.num_layers})"),
+        ("dense_ffn_size", model.num_dense_layers > 0 and model.dense_ffn_size < 1,
+         "must be at least 1 when num_dense_layers is not 0"),
+        ("num_shared_experts", model.num_shared_experts < 1, "must be at least 1"),
+        ("router_score", model.router_score is not ScoreFunction.sigmoid, "must be sigmoid"),
+        ("router_groups", model.num_experts % model.router_groups != 0,
+         f"must divide num_experts ({model.num_experts})"),
+        ("router_groups_used", model.router_groups_used > model.router_groups,
+         f"must be at most router_groups ({model.router_groups})"),
+        ("tie_embeddings", model.tie_embeddings, "must be false"),
+    ]
+
+
+def hf_config(model: ModelConfig, *, dtype: str = "float32", eos_token_id: int | None = None,
+              pad_token_id: int | None = None) -> dict[str, Any]:
+    """The content of `config.json` for an exported model."""
+    common = {
+        "architectures": [_ARCHITECTURES[model.family]],
+        "model_type": model.family.value,
+        "dtype": dtype,
+        "vocab_size": model.vocab_size,
+        "hidden_size": model.hidden_size,
+        "num_hidden_layers": model.num_layers,
+        "num_attention_heads": model.num_heads,
+        "moe_intermediate_size": model.expert_ffn_size,
+        "num_experts_per_tok": model.experts_per_token,
+        "norm_topk_prob": True,
+        "hidden_act": "silu",
+        "attention_bias": False,
+        "attention_dropout": 0.0,
+        "rms_norm_eps": model.norm_eps,
+        "rope_theta": model.rope_theta,
+        "max_position_embeddings": model.max_context,
+        "tie_word_embeddings": model.tie_embeddings,
+        "initializer_range": model.init_std,
+        "bos_token_id": None,
+        "eos_token_id": eos_token_id,
+        "pad_token_id": pad_token_id,
+        "use_cache": True,
+    }
+    if model.family is Family.qwen3_moe:
+        return {
+            **common,
+            "num_key_value_heads": model.num_kv_heads,
+            "head_dim": model.head_dim,
+            "num_experts": model.num_experts,
+            # unused: every layer has experts; transformers and vLLM still want a number
+            "intermediate_size": model.dense_ffn_size or model.expert_ffn_size,
+            "decoder_sparse_step": 1,
+            "mlp_only_layers": [],
+            "router_aux_loss_coef": 0.0,
+            "output_router_logits": False,
+            "use_sliding_window": False,
+        }
+    yarn = {} if model.rope_factor == 1.0 else {"rope_scaling": {
+        "type": "yarn", "rope_type": "yarn", "rope_theta": model.rope_theta, "factor": model.rope_factor,
+        "original_max_position_embeddings": model.rope_original_context, "beta_fast": model.rope_beta_fast,
+        "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0}}
+    return {
+        **common,
+        **yarn,
+        "num_key_value_heads": model.num_heads,
+        "intermediate_size": model.dense_ffn_size or model.expert_ffn_size,
+        "first_k_dense_replace": model.num_dense_layers,
+        "moe_layer_freq": 1,
+        "n_routed_experts": model.num_experts,
+        "n_shared_experts": model.num_shared_experts,
+        "n_group": model.router_groups,
+        "topk_group": model.router_groups_used,
+        "routed_scaling_factor": model.router_scale,
+        # vLLM applies the expert bias only when these two say so; transformers does not write them
+        "scoring_func": model.router_score.value,
+        "topk_method": "noaux_tc",
+        "q_lora_rank": model.q_lora_rank or None,
+        "kv_lora_rank": model.kv_lora_rank,
+        "qk_nope_head_dim": model.qk_nope_head_dim,
+        "qk_rope_head_dim": model.qk_rope_head_dim,
+        "v_head_dim": model.v_head_dim,
+        "rope_interleave": True,
+    }
+
+
+def model_from_hf_config(config: Mapping[str, Any], name: str, checkpoint: str | None = None) -> ModelConfig:
+    """Describe a published checkpoint, from its `config.json`.
+
+    Args:
+        config: the parsed file; the text part of a multimodal one is taken from `text_config`.
+        name: what to call the model.
+        checkpoint: the folder it lies in.
+
+    Raises:
+        ConfigError: the family is not one we can train, or a key that it needs is missing.
+    """
+    config = config.get("text_config") or config
+    model_type = config.get("model_type")
+    if model_type not in _MODEL_TYPES:
+        raise ConfigError("model.checkpoint", checkpoint or name,
+                          f"its model_type is {model_type!r}; use a checkpoint of type {', '.join(_MODEL_TYPES)}")
+    family = _MODEL_TYPES[model_type]
+    try:
+        model = _common_from_hf(config, family, name, checkpoint)
+    except KeyError as error:
+        raise ConfigError("model.checkpoint", checkpoint or name, f"its config.json has no {error}") from error
+    check_model(model)
+    return model
+
+
+def _common_from_hf(config: Mapping[str, Any], family: Family, name: str, checkpoint: str | None) -> ModelConfig:
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    shared = {
+        "name": name, "family": family, "checkpoint": checkpoint, "tokenizer": checkpoint,
+        "vocab_size": config["vocab_size"], "hidden_size": config["hidden_size"],
+        "num_layers": config["num_hidden_layers"], "num_heads": config["num_attention_heads"],
+        "experts_per_token": config["num_experts_per_tok"], "expert_ffn_size": config["moe_intermediate_size"],
+        "rope_theta": float(config.get("rope_theta") or rope["rope_theta"]),
+        "max_context": config["max_position_embeddings"], "norm_eps": config["rms_norm_eps"],
+        "tie_embeddings": bool(config.get("tie_word_embeddings", False)),
+    }
+    if family is Family.qwen3_moe:
+        return ModelConfig(**shared, num_kv_heads=config["num_key_value_heads"], head_dim=config["head_dim"],
+                           num_experts=config["num_experts"], router_score=ScoreFunction.softmax)
+    yarn = {} if float(rope.get("factor") or 1.0) == 1.0 else {
+        "rope_factor": float(rope["factor"]), "rope_original_context": rope["original_max_position_embeddings"],
+        "rope_beta_fast": float(rope.get("beta_fast", 32.0))}
+    heads = config["qk_nope_head_dim"] + config["qk_rope_head_dim"]
+    return ModelConfig(
+        **shared, **yarn, num_kv_heads=config["num_attention_heads"], head_dim=heads,
+        num_dense_layers=config["first_k_dense_replace"], dense_ffn_size=config["intermediate_size"],
+        num_experts=config["n_routed_experts"], num_shared_experts=config["n_shared_experts"],
+        router_score=ScoreFunction(config.get("scoring_func", "sigmoid")),
+        router_scale=float(config["routed_scaling_factor"]), router_bias_rate=0.001,
+        router_groups=config.get("n_group") or 1, router_groups_used=config.get("topk_group") or 1,
+        q_lora_rank=config.get("q_lora_rank") or 0, kv_lora_rank=config["kv_lora_rank"],
+        qk_nope_head_dim=config["qk_nope_head_dim"], qk_rope_head_dim=config["qk_rope_head_dim"],
+        v_head_dim=config["v_head_dim"])
+
+
+def hf_parameter_shapes(model: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """Name and shape of every tensor in a checkpoint of this model, as transformers and vLLM read it.
+
+    A shared output embedding is left out. The balancing bias counts as a tensor where the model has one.
+    """
+    d = model.hidden_size
+    shapes: dict[str, tuple[int, ...]] = {
+        "model.embed_tokens.weight": (model.vocab_size, d), "model.norm.weight": (d,)}
+    if not model.tie_embeddings:
+        shapes["lm_head.weight"] = (model.vocab_size, d)
+    attention = {Family.qwen3_moe: _qwen3_attention, Family.deepseek_v3: _mla_attention}[model.family](model)
+    for layer in range(model.num_layers):
+        prefix = f"model.layers.{layer}."
+        shapes[prefix + "input_layernorm.weight"] = shapes[prefix + "post_attention_layernorm.weight"] = (d,)
+        shapes |= {f"{prefix}self_attn.{name}.weight": shape for name, shape in attention.items()}
+        if layer < model.num_dense_layers:
+            shapes |= _ffn(prefix + "mlp.", d, model.dense_ffn_size)
+            continue
+        shapes[prefix + "mlp.gate.weight"] = (model.num_experts, d)
+        for expert in range(model.num_experts):
+            shapes |= _ffn(f"{prefix}mlp.experts.{expert}.", d, model.expert_ffn_size)
+        if model.family is Family.deepseek_v3:
+            shapes |= _ffn(prefix + "mlp.shared_experts.", d, model.expert_ffn_size * model.num_shared_experts)
+            if model.router_bias_rate:
+                shapes[prefix + "mlp.gate.e_score_correction_bias"] = (model.num_experts,)
+    return shapes
+
+
+def _ffn(prefix: str, d: int, hidden: int) -> dict[str, tuple[int, ...]]:
+    return {f"{prefix}gate_proj.weight": (hidden, d), f"{prefix}up_proj.weight": (hidden, d),
+            f"{prefix}down_proj.weight": (d, hidden)}
+
+
+def _qwen3_attention(model: ModelConfig) -> dict[str, tuple[int, ...]]:
+    d, query, key = model.hidden_size, model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
+    return {"q_proj": (query, d), "k_proj": (key, d), "v_proj": (key, d), "o_proj": (d, query),
+            "q_norm": (model.head_dim,), "k_norm": (model.head_dim,)}
+
+
+def _mla_attention(model: ModelConfig) -> dict[str, tuple[int, ...]]:
+    d, heads, q, c = model.hidden_size, model.num_heads, model.q_lora_rank, model.kv_lora_rank
+    qk = model.qk_nope_head_dim + model.qk_rope_head_dim
+    low_rank = {"q_a_proj": (q, d), "q_a_layernorm": (q,), "q_b_proj": (heads * qk, q)}
+    query = low_rank if q else {"q_proj": (heads * qk, d)}
+    return {**query, "kv_a_proj_with_mqa": (c + model.qk_rope_head_dim, d), "kv_a_layernorm": (c,),
+            "kv_b_proj": (heads * (model.qk_nope_head_dim + model.v_head_dim), c),
+            "o_proj": (d, heads * model.v_head_dim)}
