@@ -1,0 +1,337 @@
+"""Compose a config with Hydra, then bind it strictly to the schema.
+
+Hydra's own exceptions become `ConfigError`s here, so that whatever is wrong, the user reads one sentence: which key,
+which value, what to type instead.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import typing
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from hydra import version
+from hydra._internal.hydra import Hydra
+from hydra._internal.utils import create_config_search_path
+from hydra.core.config_search_path import SearchPathQuery
+from hydra.core.config_store import ConfigStore
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException, MissingConfigException, OverrideParseException
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from composer.binding import MISSING, accepts, bind, leaf_keys, suggest, unknown_key
+from composer.config import to_dict
+from composer.config_files import CheckedRepository
+from composer.errors import ConfigError
+from composer.schema import Config
+
+_SECRET = re.compile(r"\$\{oc\.env:\s*([A-Za-z0-9_]*(?:TOKEN|SECRET|PASSWORD|PASSWD|API_?KEY|CREDENTIAL)[A-Za-z0-9_]*)")
+
+
+def defaults_of_schema(cls: type = Config) -> dict[str, Any]:
+    """Every key with its default, `???` where there is none: `conf/config.yaml` begins with it.
+
+    So a key need not stand in a file to be overridden, shown by `--cfg job` and completed by the shell.
+    """
+    hints, plain = typing.get_type_hints(cls), {}
+    for field in dataclasses.fields(cls):
+        default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+        node = hints[field.name]
+        if dataclasses.is_dataclass(node) and (default is dataclasses.MISSING or default == MISSING):
+            plain[field.name] = defaults_of_schema(typing.cast(type, node))
+        else:
+            plain[field.name] = MISSING if default is dataclasses.MISSING else to_dict(default)
+    return plain
+
+
+ConfigStore.instance().store(name="base", node=defaults_of_schema(), provider="composer")
+
+
+@dataclass(frozen=True)
+class Composed:
+    """What one composition gave."""
+
+    config: Config
+    hydra: DictConfig
+    """Hydra's own node: output directories, overrides, choices of each group."""
+
+
+class HydraSession:
+    """Hydra on our search path; a context manager, since Hydra keeps one global instance.
+
+    Example:
+        >>> with HydraSession() as session:
+        ...     session.compose(["algorithm.group_size=4"]).config.algorithm.group_size
+        4
+    """
+
+    def __init__(self, config_dir: str | None = None, config_name: str = "config") -> None:
+        """Prepare a session.
+
+        Args:
+            config_dir: a further folder of config groups, looked into first.
+            config_name: the primary config.
+
+        Raises:
+            ConfigError: `config_dir` is not a folder.
+        """
+        if config_dir is not None and not Path(config_dir).is_dir():
+            raise ConfigError("--config-dir", config_dir, "no such folder: give one that holds config groups")
+        self.config_dir, self.config_name = config_dir, config_name
+
+    def __enter__(self) -> HydraSession:
+        """Make Hydra's global instance ours."""
+        GlobalHydra.instance().clear()
+        version.setbase("1.3")
+        search_path = create_config_search_path("pkg://composer.conf")
+        if self.config_dir is not None:
+            folder = f"file://{Path(self.config_dir).absolute()}"
+            search_path.prepend("command-line", folder, anchor=SearchPathQuery(provider="schema", path=None))
+        self.hydra = Hydra.create_main_hydra2("composer", search_path)
+        self.repository = CheckedRepository(config_search_path=search_path)
+        self.hydra.config_loader.repository = self.repository
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Give Hydra's global instance back."""
+        GlobalHydra.instance().clear()
+
+    def raw(self, overrides: Sequence[str], run_mode: RunMode = RunMode.RUN) -> DictConfig:
+        """Compose without binding: Hydra's config, interpolations unresolved, its `hydra` node included.
+
+        Raises:
+            ConfigError: Hydra cannot compose this.
+        """
+        try:
+            return self.hydra.compose_config(
+                config_name=self.config_name, overrides=normalise(overrides), run_mode=run_mode
+            )
+        except (HydraException, OmegaConfBaseException, ValueError) as error:
+            if isinstance(error, ConfigError):
+                raise
+            raise self._explain(error, overrides) from None
+
+    def compose(self, overrides: Sequence[str]) -> Composed:
+        """Compose and bind.
+
+        Raises:
+            ConfigError: Hydra cannot compose this, or the result does not fit the schema.
+        """
+        cfg = self.raw(overrides)
+        return Composed(self.bind(cfg, overrides), cfg.hydra)
+
+    def bind(self, cfg: DictConfig, overrides: Sequence[str]) -> Config:
+        """Merge a composed config into the schema a second time, strictly.
+
+        Raises:
+            ConfigError: it does not fit.
+        """
+        HydraConfig.instance().set_config(cfg)
+        job = OmegaConf.masked_copy(cfg, [k for k in cfg if k != "hydra"])
+        _refuse_stored_secrets(OmegaConf.to_container(job, resolve=False), "")
+        try:
+            data = OmegaConf.to_container(job, resolve=True, throw_on_missing=False)
+        except OmegaConfBaseException as error:
+            key = str(error.full_key or "config")
+            value = OmegaConf.to_container(job, resolve=False)
+            for part in re.split(r"[.\[\]]+", key):
+                value = value.get(part, "?") if isinstance(value, dict) else value
+            raise ConfigError(key, value, f"cannot be resolved: {_one_line(str(error.msg or error))}") from None
+        assert isinstance(data, dict)
+        return bind(Config, data, origin=lambda key: self._origin(key, overrides))
+
+    def _origin(self, key: str, overrides: Sequence[str]) -> str:
+        """Where a key was given: on the command line, or in which file and line."""
+        plain = re.sub(r"\[\d+\]$", "", key)
+        for override in reversed(overrides):
+            name = override.partition("=")[0].lstrip("+~")
+            if plain == name or name.startswith(f"{plain}.") or plain.startswith(f"{name}."):
+                return ""
+        try:
+            defaults = self.hydra.config_loader.compute_defaults_list(
+                config_name=self.config_name, overrides=normalise(overrides), run_mode=RunMode.RUN
+            ).defaults
+        except HydraException:
+            return ""
+        for default in reversed(defaults):
+            lines = self.repository.lines(default.config_path) if default.config_path else {}
+            package = (default.package or "").removeprefix("_global_").lstrip(".")
+            for full in (key, plain):
+                inside = full.removeprefix(f"{package}.") if package else full
+                if (not package or inside != full) and inside in lines:
+                    return f" ({lines[inside]})"
+        return ""
+
+    def _explain(self, error: Exception, overrides: Sequence[str]) -> ConfigError:
+        """The one sentence behind a Hydra exception."""
+        text = _one_line(str(error) or str(error.__cause__ or ""))
+        if isinstance(error, OverrideParseException):
+            return _bad_override(error.override, text)
+        if isinstance(error, MissingConfigException):
+            return self._no_such_file(error, text)
+        if match := re.search(r"Could not override '([^']+)'\. No match in the defaults list", text):
+            return self._no_such_group(match[1], overrides)
+        if match := re.search(r"config group '([^']+)' does not exist", text):
+            return self._no_such_group(match[1], overrides)
+        if match := re.search(r"Could not override '([^']+/[^']+)'", text):
+            return self._no_such_group(match[1], overrides)
+        if match := re.search(r"Could not override '([^']+)'", text):
+            return self._no_such_key(match[1], overrides)
+        if match := re.search(r"An item is already at '([^']+)'", text):
+            value = _value_of(match[1], overrides)
+            return ConfigError(match[1], value, f"the key exists already: write `{match[1]}={value}` without `+`")
+        if match := re.search(r"Could not append '([^']+)'", text):
+            group, _, option = match[1].partition("=")
+            return ConfigError(group, option, f"the group is chosen already: write `{group}={option}` without `+`")
+        if match := re.search(r"Could not delete (?:from config\. )?'?([\w.]+)", text):
+            return ConfigError(match[1], "~", _one_line(text))
+        if match := re.search(r"Ambiguous value for argument '([^=]+)=(.*?)'", text):
+            remedy = f"to sweep over these values add `-m`; for a list write `{match[1]}=[{match[2]}]`"
+            return ConfigError(match[1], match[2], remedy)
+        if match := re.search(r"Sweep parameters '([^=]+)=(.*)' requires --multirun", text):
+            return ConfigError(match[1], match[2], "to sweep over these values add `-m`")
+        if match := re.search(r"You must specify '([^']+)'", text):
+            options = ", ".join(self.options(match[1]))
+            return ConfigError(match[1], "???", f"choose one: `{match[1]}=<{options}>`")
+        cause = _one_line(str(error.__cause__)) if error.__cause__ is not None else ""
+        return ConfigError("config", " ".join(overrides), f"cannot be composed: {text if text else cause}")
+
+    def options(self, group: str) -> list[str]:
+        """The files of a config group, by name."""
+        return list(self.hydra.config_loader.get_group_options(group))
+
+    def groups(self) -> list[str]:
+        """The config groups that hold files, Hydra's own left out."""
+        return [g for g in self.hydra.list_all_config_groups() if not g.startswith("hydra")]
+
+    def _no_such_file(self, error: MissingConfigException, text: str) -> ConfigError:
+        group, _, name = (error.missing_cfg_file or self.config_name).rpartition("/")
+        options = list(error.options or (self.options(group) if group else []))
+        if not group:
+            return ConfigError("--config-name", name, f"no such config: {text}")
+        hint = suggest(name, options)
+        meant = f"; did you mean `{group}={hint}`?" if hint else ""
+        source = re.match(r"In '([^']+)'", text)
+        where = f" (asked for in {source[1]})" if source and source[1] != self.config_name else ""
+        return ConfigError(group, name, f"no such option; the options are {', '.join(options)}{meant}{where}")
+
+    def _no_such_group(self, group: str, overrides: Sequence[str]) -> ConfigError:
+        value = _value_of(group, overrides)
+        if group in self.groups():
+            return ConfigError(group, value, f"the group is not chosen yet: write `+{group}={value}`")
+        if "/" not in group and "@" not in group:
+            return self._no_such_key(group, overrides)
+        hint = suggest(group, self.groups())
+        meant = f"did you mean `{hint}`?" if hint else f"the groups are {', '.join(self.groups())}"
+        return ConfigError(group, value, f"no such config group; {meant}")
+
+    def _no_such_key(self, key: str, overrides: Sequence[str]) -> ConfigError:
+        parent, _, name = key.rpartition(".")
+        siblings = list(
+            dict.fromkeys(
+                k.removeprefix(f"{parent}.").split(".")[0]
+                for k in leaf_keys(Config)
+                if not parent or k.startswith(f"{parent}.")
+            )
+        )
+        if name in siblings:  # The schema knows it, but no file mentions it (a free mapping, an optional node).
+            value = _value_of(key, overrides)
+            return ConfigError(key, value, f"not in the composed config: write `+{key}={value}` to add it")
+        return unknown_key(key, _value_of(key, overrides), siblings, Config)
+
+
+def compose(overrides: Sequence[str] = (), config_dir: str | None = None) -> Config:
+    """The config that `composer <overrides>` would run.
+
+    Raises:
+        ConfigError: key, value and remedy of the first thing that is wrong.
+    """
+    with HydraSession(config_dir) as session:
+        return session.compose(overrides).config
+
+
+def normalise(overrides: Sequence[str]) -> list[str]:
+    """Spare people Hydra's `+` where a key is ours and only not written down yet.
+
+    `experiment=x` can only mean `+experiment=x`, since no experiment is chosen by default; a key inside a mapping with
+    free names (`mix.phases.sft.warmup_steps`, `env.taskset.args.seed`) need not stand in the group's file.
+    """
+    result = []
+    for override in overrides:
+        key, equals, _ = override.partition("=")
+        if equals and key == "experiment":
+            result.append(f"+{override}")
+        elif equals and key[:1] not in ("+", "~") and accepts(Config, key) == (True, True):
+            result.append(f"++{override}")
+        else:
+            result.append(override)
+    return result
+
+
+def apply(config: Config, overrides: Sequence[str]) -> Config:
+    """`config` with single keys changed in the command line's syntax (`a.b=1`), bound again.
+
+    Raises:
+        ConfigError: an override does not parse, or its key or value does not fit.
+    """
+    data = to_dict(config)
+    try:
+        parsed = OverridesParser.create().parse_overrides(list(overrides))
+    except OverrideParseException as error:
+        raise _bad_override(error.override, _one_line(str(error))) from None
+    for override in parsed:
+        *path, name = override.key_or_group.split(".")
+        node: Any = data
+        for part in path:
+            node = node.setdefault(part, {}) if isinstance(node, dict) else {}
+        if isinstance(node, dict):
+            node[name] = override.value()
+    return bind(Config, data)
+
+
+def _refuse_stored_secrets(value: Any, key: str) -> None:
+    """Resolving a secret's variable would write the secret into config.yaml and the tracking server."""
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            _refuse_stored_secrets(inner, f"{key}.{name}" if key else str(name))
+    elif isinstance(value, list):
+        for i, inner in enumerate(value):
+            _refuse_stored_secrets(inner, f"{key}[{i}]")
+    elif isinstance(value, str) and (match := _SECRET.search(value)):
+        raise ConfigError(
+            key, value, f"the secret itself would be stored: give the variable's name, {match[1]}, as a text"
+        )
+
+
+def _bad_override(override: str, text: str) -> ConfigError:
+    key, equals, value = override.partition("=")
+    if not equals:
+        hint = suggest(override, ["plan", "doctor", "run"])
+        meant = f"did you mean `composer {hint}`?" if hint else f"write `{override}=<value>`"
+        return ConfigError(override, "", f"is neither a command (plan, doctor) nor an override; {meant}")
+    quoted = f"quote what is no plain word, \"{key}='{value}'\""
+    return ConfigError(key, value, f"is not Hydra's override syntax: {quoted} ({text.split(' See https')[0]})")
+
+
+def _value_of(key: str, overrides: Sequence[str]) -> str:
+    for override in reversed(overrides):
+        name, _, value = override.partition("=")
+        if name.lstrip("+~").partition("@")[0] == key.partition("@")[0]:
+            return value
+    return "?"
+
+
+def _one_line(text: str) -> str:
+    """A message without line breaks and without OmegaConf's technical tail."""
+    return " ".join(text.partition("full_key:")[0].split())
