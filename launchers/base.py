@@ -7,10 +7,10 @@ driver is gone. The start time tells a driver from a later process that got the 
 
 from __future__ import annotations
 
+import contextlib
 import os
-import signal
-import time
 from dataclasses import dataclass
+from pathlib import Path
 
 import psutil
 
@@ -59,24 +59,39 @@ def sweep_processes(label: str | None = None) -> int:
         How many processes were ended.
     """
     doomed = []
-    for process in psutil.process_iter(["pid"]):
+    for process in psutil.process_iter():
         owner = _owner_of(process.pid)
         if owner is None or process.pid in (os.getpid(), owner.pid):
             continue
         if (owner.label == label) if label is not None else not owner.alive:
             doomed.append(process)
+    return _kill(doomed)
+
+
+def sweep_users_of(folder: Path) -> int:
+    """End every process, except this one, that has a file below `folder` open.
+
+    Some daemons overwrite their environment when they set a title, and their mark with it.
+
+    Returns:
+        How many processes were ended.
+    """
+    return _kill([p for p in psutil.process_iter() if p.pid != os.getpid() and _has_open(p.pid, f"{folder}/")])
+
+
+def _kill(doomed: list[psutil.Process]) -> int:
     for process in doomed:
-        _signal(process, signal.SIGKILL)
+        with contextlib.suppress(psutil.Error):
+            process.kill()
     psutil.wait_procs(doomed, timeout=KILL_DEADLINE_S)
     return len(doomed)
 
 
-def wait_until_gone(pids: list[int], timeout_s: float) -> list[int]:
-    """Wait for processes to end; returns those that did not."""
-    deadline = time.monotonic() + timeout_s
-    while (left := [p for p in pids if _running(p)]) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return left
+def _has_open(pid: int, prefix: str) -> bool:
+    try:
+        return any(os.readlink(fd).startswith(prefix) for fd in os.scandir(f"/proc/{pid}/fd"))  # noqa: PTH115
+    except OSError:  # another user's process, or gone while we looked
+        return False
 
 
 def _owner_of(pid: int) -> Owner | None:
@@ -101,14 +116,3 @@ def _start_time(pid: int) -> int | None:
     except OSError:
         return None
     return None if fields[0] in "ZX" else int(fields[19])
-
-
-def _running(pid: int) -> bool:
-    return _start_time(pid) is not None
-
-
-def _signal(process: psutil.Process, number: int) -> None:
-    try:
-        process.send_signal(number)
-    except psutil.Error:
-        return

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from composer.contract import Finding
 from composer.errors import LauncherError
-from launchers.base import OWNER_VARIABLE, Owner, sweep_processes
+from launchers.base import OWNER_VARIABLE, Owner, sweep_processes, sweep_users_of
 
 FOLDER_PREFIX = "composer-ray-"
 
@@ -74,6 +74,7 @@ class LocalLauncher:
             ray.shutdown()
         sweep_processes(self.owner.label)
         if self._folder is not None:
+            sweep_users_of(self._folder)
             shutil.rmtree(self._folder, ignore_errors=True)
 
     def check(self) -> list[Finding]:
@@ -101,6 +102,6 @@ class LocalLauncher:
         for folder in Path(tempfile.gettempdir()).glob(f"{FOLDER_PREFIX}*"):
             owner = Owner.parse(f"x:{folder.name.removeprefix(FOLDER_PREFIX).replace('-', ':')}")
             if owner is not None and not owner.alive:
+                removed += 1 + sweep_users_of(folder)
                 shutil.rmtree(folder, ignore_errors=True)
-                removed += 1
         return removed

@@ -1,0 +1,100 @@
+"""The local launcher with a real Ray: on loopback only, nothing left behind, also after kill -9."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from launchers.base import OWNER_VARIABLE, Owner
+from launchers.local import LocalLauncher
+
+SCRIPT = textwrap.dedent(
+    """
+    import sys, time
+    from launchers.local import LocalLauncher
+
+    launcher = LocalLauncher(sys.argv[1], {"CPU": 4}, object_store_bytes=100 * 2**20)
+    address = launcher.start()
+    import ray
+
+    @ray.remote(num_cpus=1)
+    class Actor:
+        def answer(self):
+            return 42
+
+    actor = Actor.remote()
+    print(address, ray.get(actor.answer.remote()), launcher._folder, flush=True)
+    if sys.argv[2] == "stop":
+        launcher.stop()
+    else:
+        time.sleep(600)
+    """
+)
+
+
+def marked(label):
+    found = []
+    for process in psutil.process_iter():
+        try:
+            environ = process.environ()
+        except psutil.Error:
+            continue
+        owner = Owner.parse(environ.get(OWNER_VARIABLE, ""))
+        if owner is not None and owner.label == label:
+            found.append(process)
+    return found
+
+
+def start(label, then):
+    process = subprocess.Popen(
+        [sys.executable, "-c", SCRIPT, label, then],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])},
+    )
+    line = process.stdout.readline()
+    assert line, process.stderr.read()
+    address, answer, folder = line.split()
+    assert answer == "42"
+    return process, address, Path(folder)
+
+
+@pytest.mark.timeout(120)
+def test_it_listens_on_loopback_and_stops_without_a_trace():
+    process, address, _ = start("launcher-test-stop", "sleep")
+    try:
+        assert address.startswith("127.0.0.1:")
+        listening = [
+            c for p in marked("launcher-test-stop") for c in p.net_connections("tcp") if c.status == psutil.CONN_LISTEN
+        ]
+        assert listening, "Ray's servers are found by their mark"
+        hosts = {c.laddr.ip.removeprefix("::ffff:") for c in listening}
+        assert hosts <= {"127.0.0.1", "::1"}
+    finally:
+        process.kill()
+        process.wait()
+        LocalLauncher("launcher-test-sweeper", {}).sweep()
+
+    process, _, folder = start("launcher-test-stop", "stop")
+    assert process.wait(30) == 0
+    assert marked("launcher-test-stop") == []
+    assert not folder.exists()
+
+
+@pytest.mark.timeout(120)
+def test_after_kill_9_the_next_start_sweeps_what_is_left():
+    process, _, folder = start("launcher-test-kill", "sleep")
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    time.sleep(1)
+    assert folder.exists()
+    assert LocalLauncher("launcher-test-sweeper", {}).sweep() >= 1
+    assert marked("launcher-test-kill") == []
+    assert not folder.exists()
