@@ -61,12 +61,13 @@ TEMPLATES = {
     "compact": _SYSTEM
     + """
 {%- if tools %}
-{%- set signatures = [] %}
+{%- set list = namespace(signatures='') %}
 {%- for tool in tools %}
 {%- set tool = tool.function or tool %}
-{%- set _ = signatures.append(tool.name + '(' + (tool.parameters.properties or {}) | join(', ') + ')') %}
+{%- set signature = tool.name + '(' + (tool.parameters.properties or {}) | join(', ') + ')' %}
+{%- set list.signatures = list.signatures + (', ' if list.signatures else '') + signature %}
 {%- endfor %}
-{%- set system = (system + ' ' if system else '') + 'Tools: ' + signatures | join(', ') + '.' %}
+{%- set system = (system + ' ' if system else '') + 'Tools: ' + list.signatures + '.' %}
 {%- endif %}
 {%- if system %}{{ '<|im_start|>system\\n' + system + '<|im_end|>\\n' }}{% endif %}"""
     + _MESSAGES.replace("CALL_OPEN", "'<tool_call>'").replace("CALL_CLOSE", "'</tool_call>'"),

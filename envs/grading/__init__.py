@@ -1,0 +1,1 @@
+"""Graders: what the final state of an episode is worth."""

@@ -1,0 +1,59 @@
+"""Which files a grading sandbox starts with: the agent's, without those that decide how tests run."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from pathlib import PurePosixPath
+
+from composer.types import Task
+
+TEST_CONFIG = frozenset({"conftest.py", "pytest.ini", ".pytest.ini", "pyproject.toml", "setup.cfg", "tox.ini"})
+TEST_FOLDERS = frozenset({"test", "tests"})
+STARTUP = frozenset({"sitecustomize", "usercustomize"})
+RUNNER_MODULES = frozenset({"pytest", "_pytest", "py", "pluggy", "iniconfig", "packaging", "pygments"})
+
+
+def clean_state(task: Task, final: Mapping[str, bytes]) -> dict[str, bytes]:
+    """The files to grade: base state, the agent's changes, and the hidden tests over both.
+
+    What the agent did to tests and to test configuration is undone: such files are restored from the base state, or
+    left out where there were none. So are compiled files (pytest would take a forged one for a test's own) and new
+    modules that hide the standard library, pytest or a hidden test from the interpreter.
+
+    Args:
+        task: base state and hidden tests.
+        final: every file the agent left behind.
+    """
+    files = {path: content for path, content in final.items() if not _decides(path, task)}
+    files |= {path: content for path, content in task.files.items() if _decides(path, task)}
+    for hidden in task.hidden_tests:
+        files = {path: content for path, content in files.items() if not _in_the_way(path, hidden)}
+    return files | task.hidden_tests
+
+
+def _decides(path: str, task: Task) -> bool:
+    """Whether a file belongs to the tests and not to the solution."""
+    p = PurePosixPath(path)
+    stem = _stem(p.name)
+    if p.name in TEST_CONFIG or stem in STARTUP or p.suffix in (".pyc", ".pth") or "__pycache__" in p.parts:
+        return True
+    if stem.startswith("test_") or stem.endswith("_test") or not TEST_FOLDERS.isdisjoint(p.parts[:-1]):
+        return True
+    top = _stem(p.parts[0])
+    importable = len(p.parts) > 1 or p.suffix in (".py", ".so")
+    return importable and path not in task.files and (top in sys.stdlib_module_names or top in RUNNER_MODULES)
+
+
+def _in_the_way(path: str, hidden: str) -> bool:
+    """Whether a file stands where a hidden test goes, or would be imported in its place."""
+    p, h = PurePosixPath(path), PurePosixPath(hidden)
+    if p in h.parents or h in p.parents:
+        return True
+    beside = p.parts[: len(h.parts)]
+    return beside[:-1] == h.parts[:-1] and _stem(beside[-1]) == h.stem
+
+
+def _stem(name: str) -> str:
+    """The name under which Python would import a file or a folder."""
+    return name.split(".", 1)[0]

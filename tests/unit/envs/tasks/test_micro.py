@@ -1,0 +1,146 @@
+"""The micro taskset: pools that cannot mix, answers that cannot be guessed, tests that decide."""
+
+from __future__ import annotations
+
+import ast
+from collections import Counter
+from itertools import product
+
+import pytest
+
+from composer.errors import ConfigError, TaskError
+from composer.types import Split, Task
+from envs.tasks.micro import MicroTaskset
+
+OPERATORS = ["+", "-", "*", "//", "%"]
+TASKSET = MicroTaskset()
+EVALUATION = [TASKSET.task(Split.EVALUATION, i) for i in range(64)]
+
+
+def source(task: Task, operator: str) -> str:
+    return task.files["main.py"].decode().replace(f"a {task.metadata['wrong_operator']} b", f"a {operator} b")
+
+
+def run_tests(main: str, test: bytes) -> bool:
+    """An independent judge: execute the module, then every test function."""
+    module: dict = {}
+    exec(main, module)
+    body = "\n".join(line for line in test.decode().splitlines() if not line.startswith("from main"))
+    exec(body, module)
+    try:
+        for name in [n for n in module if n.startswith("test_")]:
+            module[name]()
+    except AssertionError:
+        return False
+    return True
+
+
+def test_a_task_in_full():
+    task = TASKSET.task(Split.TRAIN, 2)
+    assert task.id == "micro/train/2"
+    assert task.request == "scale_row fails its tests in main.py"
+    assert task.files["main.py"] == b"def scale_row(a, b):\n    return a + b\n"
+    assert sorted(task.files) == ["README.md", "main.py", "test_main.py"]
+    assert TASKSET.reference(task)["main.py"] == b"def scale_row(a, b):\n    return a * b\n"
+    assert task == MicroTaskset().task(Split.TRAIN, 2)
+
+
+@pytest.mark.parametrize("split", list(Split))
+def test_the_hidden_tests_pass_for_the_right_operator_only(split):
+    for i in range(300):
+        task = TASKSET.task(split, i)
+        passing = [o for o in OPERATORS if run_tests(source(task, o), task.hidden_tests["test_hidden.py"])]
+        assert passing == [task.metadata["right_operator"]], task.id
+
+
+def test_the_visible_test_fails_on_the_base_state_and_is_weak():
+    for task in EVALUATION:
+        passing = [o for o in OPERATORS if run_tests(source(task, o), task.files["test_main.py"])]
+        assert task.metadata["right_operator"] in passing and task.metadata["wrong_operator"] not in passing
+        assert len(passing) > 1, "another operator passes what the model can see"
+
+
+def test_hidden_tests_are_not_fooled_by_an_object_that_equals_everything():
+    task = EVALUATION[0]
+    trick = "class Any(int):\n    def __eq__(self, other): return True\n"
+    main = trick + task.files["main.py"].decode().split("\n")[0] + "\n    return Any()\n"
+    assert not run_tests(main, task.hidden_tests["test_hidden.py"])
+
+
+def test_the_best_constant_answer_gets_at_most_a_quarter_of_the_evaluation():
+    right = Counter(t.metadata["right_operator"] for t in EVALUATION)
+    assert right == {"+": 13, "-": 13, "*": 13, "//": 13, "%": 12}
+    assert max(right.values()) / 64 <= 0.25
+
+
+def test_the_given_operator_does_not_tell_the_right_one():
+    pairs = Counter((t.metadata["wrong_operator"], t.metadata["right_operator"]) for t in EVALUATION)
+    best = sum(max(pairs[w, r] for r in OPERATORS) for w in OPERATORS)
+    assert best / 64 <= 0.3, "the best answer that looks at the given operator alone"
+    first_60 = Counter((t.metadata["wrong_operator"], t.metadata["right_operator"]) for t in EVALUATION[:60])
+    assert set(first_60.values()) == {3} and len(first_60) == 20
+
+
+def test_every_operator_needs_all_its_verbs():
+    verbs = Counter(t.metadata["verb"] for t in EVALUATION[:60])
+    assert len(verbs) == 15 and set(verbs.values()) == {4}
+
+
+@pytest.mark.parametrize(("verbs", "first_repetition"), [(3, 60 * 70), (2, 40 * 70), (1, 20 * 70)])
+def test_no_two_indices_share_a_repository(verbs, first_repetition):
+    taskset = MicroTaskset(verbs_per_operator=verbs)
+    tasks = [taskset.task(Split.TRAIN, i) for i in range(first_repetition + 100)]
+    assert len({t.files["main.py"] for t in tasks}) == len(tasks)
+    plain = [t for t in tasks if not t.metadata["function"][-1].isdigit()]
+    assert len(plain) == first_repetition, "nouns get numbers only when all combinations are used up"
+
+
+def test_train_and_evaluation_never_share_a_task():
+    # 10,000 of each: a few laps through all combinations, numbered nouns included.
+    train, evaluation = ({TASKSET.task(s, i).metadata["function"] for i in range(10_000)} for s in Split)
+    assert not train & evaluation
+    nouns = [{name.rstrip("0123456789").split("_")[1] for name in names} for names in (train, evaluation)]
+    assert (len(nouns[0]), len(nouns[1])) == (70, 16) and not nouns[0] & nouns[1]
+
+
+def test_seeds_shuffle_nouns_and_keep_the_balance():
+    other = [MicroTaskset(seed=1).task(Split.EVALUATION, i) for i in range(64)]
+    assert [t.request for t in other] != [t.request for t in EVALUATION]
+    assert [t.metadata["right_operator"] for t in other] == [t.metadata["right_operator"] for t in EVALUATION]
+
+
+@pytest.mark.parametrize("accuracy", [0.0, 0.6, 1.0])
+def test_the_expert_is_right_as_often_as_told_and_otherwise_uniformly_wrong(accuracy):
+    taskset = MicroTaskset(expert_accuracy=accuracy)
+    right, wrong = 0, Counter()
+    for i, seed in product(range(300), range(5)):
+        task = taskset.task(Split.TRAIN, i)
+        read, edit, finish = taskset.expert(task, seed)
+        assert (read.name, read.arguments) == ("read_file", {"path": "main.py"})
+        assert (finish.name, finish.arguments) == ("finish", {})
+        assert edit.name == "edit_line" and (edit.arguments["path"], edit.arguments["line"]) == ("main.py", 2)
+        operator = edit.arguments["text"].split()[2]
+        assert operator != task.metadata["wrong_operator"], "that is there already"
+        if operator == task.metadata["right_operator"]:
+            right += 1
+            assert edit.arguments["text"].encode() in taskset.reference(task)["main.py"]
+        else:
+            wrong[operator] += 1
+        ast.parse(f"def f(a, b):\n{edit.arguments['text']}")
+    # 1,500 draws: four standard deviations are 0.05 at most, and 35 of about 300 for each wrong operator.
+    assert abs(right / 1500 - accuracy) < 0.055
+    expected = (1500 - right) / 5
+    assert all(abs(wrong[o] - expected) < 70 for o in OPERATORS if expected)
+    task = taskset.task(Split.TRAIN, 0)
+    assert taskset.expert(task, 0) == taskset.expert(task, 0)
+
+
+def test_wrong_use_is_told():
+    with pytest.raises(ConfigError, match="verbs_per_operator=4: must be 1, 2 or 3"):
+        MicroTaskset(verbs_per_operator=4)
+    with pytest.raises(ConfigError, match="expert_accuracy"):
+        MicroTaskset(expert_accuracy=1.5)
+    with pytest.raises(IndexError, match="-1"):
+        TASKSET.task(Split.TRAIN, -1)
+    with pytest.raises(TaskError, match="not of taskset micro"):
+        TASKSET.expert(Task("other/train/0", "", {}, {}), 0)
