@@ -113,7 +113,7 @@ make_venv() {
     else
         "$python" -m venv --without-pip "$venv" >>"$log" 2>&1 || stop "$python -m venv failed." "$(tail -n3 "$log")"
         bootstrap_pip || stop "this Python has no ensurepip, and pip could not be brought in another way." \
-            "$(grep -aE '^[WE]: ' "$log" | tail -n1 | cut -c1-200)" \
+            "$(last_words)" \
             "With a network, make fetches pip by itself. As root:  apt-get install python3.11-venv"
     fi
 }
@@ -130,6 +130,10 @@ try_pip() {
                 -e '/^Installing collected/s/.*/  Installing them; this takes a minute or two/p'
     fi
 }
+last_words() { # the line of the log that says most: an unreachable host before what pip concludes from it
+    { grep -aE 'Failed to fetch|WARNING: Retrying|No matching distribution|Could not find a version' "$log" || grep -aE 'ERROR|^E: ' "$log" || true; } |
+        tail -n1 | sed -E 's/^[0-9T:,-]+ +//' | cut -c1-300
+}
 explain() { # $1: what was being installed
     local words
     words=$(grep -aE 'ERROR|WARNING|No space|constraint' "$log" | tail -n 40)
@@ -142,10 +146,10 @@ explain() { # $1: what was being installed
             "Leave it aside for this once:  PIP_CONSTRAINT= PIP_CONFIG_FILE=/dev/null make …"
     elif grep -qaE 'NewConnection|NameResolution|ConnectTimeout|Name or service|name resolution|Max retries|ReadTimeout|ProxyError|SSLError' <<<"$words"; then
         stop "pip could not reach its package index while installing $1 (no network, or a proxy or certificate it does not know)." \
-            "$(grep -aE 'WARNING|ERROR' "$log" | tail -n1 | cut -c1-300)" \
+            "$(last_words)" \
             "Try again when the network is back: what was downloaded is kept."
     fi
-    stop "pip could not install $1." "$(grep -aE 'ERROR' "$log" | tail -n3 | cut -c1-300)" "All it said is in $log"
+    stop "pip could not install $1." "$(last_words)" "All it said is in $log"
 }
 install() { # $1: what it is, the rest: arguments of pip install. A broken download gets a second chance.
     local what=$1
@@ -169,7 +173,7 @@ install_torch() {
     # Only torch itself comes from there; what it needs follows from the ordinary index with the rest.
     try_pip --no-deps --index-url "$torch_index" "torch==$torch+cpu" || stop \
         "no CPU build of PyTorch $torch could be found, neither where pip looks nor at $torch_index." \
-        "$(grep -aE 'ERROR' "$log" | tail -n1 | cut -c1-300)" \
+        "$(last_words)" \
         "A mirror of that index:  make TORCH_INDEX=URL …" \
         "A downloaded wheel:  put torch-$torch+cpu-….whl into a folder and  PIP_FIND_LINKS=/that/folder make …"
 }
