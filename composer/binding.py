@@ -98,12 +98,12 @@ def accepts(cls: Any, key: str) -> tuple[bool, bool]:
     return True, in_mapping
 
 
-def suggest(name: str, candidates: Sequence[str]) -> str | None:
+def suggest(name: str, candidates: Sequence[str], cutoff: float = 0.6) -> str | None:
     """The candidate that a person who typed `name` most likely meant."""
     alias = ALIASES.get(name.lower())
     if alias in candidates:
         return alias
-    close = difflib.get_close_matches(name.lower(), candidates, n=1, cutoff=0.6)
+    close = difflib.get_close_matches(name.lower(), candidates, n=1, cutoff=cutoff)
     return close[0] if close else None
 
 
@@ -125,7 +125,7 @@ def unknown_key(key: str, value: Any, siblings: Sequence[str], root: type | None
     meant = suggest(name, siblings)
     if meant is not None:
         remedy = f"no such key; did you mean `{f'{parent}.{meant}' if parent else meant}`?"
-    elif alias in elsewhere or (alias := suggest(name, list(elsewhere)) or "") in elsewhere:
+    elif alias in elsewhere or (alias := suggest(name, list(elsewhere), cutoff=0.75) or "") in elsewhere:
         remedy = f"no such key; did you mean `{elsewhere[alias]}`?"
     else:
         listing = ", ".join(siblings) or "none"

@@ -74,25 +74,30 @@ class HydraSession:
         4
     """
 
-    def __init__(self, config_dir: str | None = None, config_name: str = "config") -> None:
+    def __init__(
+        self, config_dir: str | None = None, config_name: str = "config", config_path: str | None = None
+    ) -> None:
         """Prepare a session.
 
         Args:
             config_dir: a further folder of config groups, looked into first.
             config_name: the primary config.
+            config_path: a folder in place of the product's own `conf`.
 
         Raises:
-            ConfigError: `config_dir` is not a folder.
+            ConfigError: a folder is not there.
         """
-        if config_dir is not None and not Path(config_dir).is_dir():
-            raise ConfigError("--config-dir", config_dir, "no such folder: give one that holds config groups")
+        for flag, folder in (("--config-dir", config_dir), ("--config-path", config_path)):
+            if folder is not None and not Path(folder).is_dir():
+                raise ConfigError(flag, folder, "no such folder: give one that holds config groups")
         self.config_dir, self.config_name = config_dir, config_name
+        self.source = f"file://{Path(config_path).absolute()}" if config_path else "pkg://composer.conf"
 
     def __enter__(self) -> HydraSession:
         """Make Hydra's global instance ours."""
         GlobalHydra.instance().clear()
         version.setbase("1.3")
-        search_path = create_config_search_path("pkg://composer.conf")
+        search_path = create_config_search_path(self.source)
         if self.config_dir is not None:
             folder = f"file://{Path(self.config_dir).absolute()}"
             search_path.prepend("command-line", folder, anchor=SearchPathQuery(provider="schema", path=None))

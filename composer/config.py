@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
+from dataclasses import replace
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,12 @@ import yaml
 
 from composer.binding import bind
 from composer.errors import ConfigError
-from composer.schema import Config
+from composer.schema import Config, SourceConfig
 
 CONFIG_FILE = "config.yaml"
 """The resolved config in a run directory."""
+PLAN_FILE = "plan.yaml"
+"""The plan in a run directory (`composer.plan`)."""
 
 
 def to_dict(value: Any) -> Any:
@@ -51,6 +54,35 @@ def load(run_dir: Path) -> Config:
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ConfigError(str(path), "", f"the run's config cannot be read: {' '.join(str(error).split())}") from None
     return bind(Config, data if data is not None else {}, origin=lambda key: f" (in {path})")
+
+
+def anchored(config: Config, base: Path | None = None) -> Config:
+    """`config` with its relative paths made absolute, since other processes and a resumed run start elsewhere.
+
+    Args:
+        config: the config.
+        base: what the paths are relative to; None: the working directory.
+    """
+    base = (base or Path.cwd()).absolute()
+
+    def absolute(path: str | None) -> str | None:
+        return None if path is None else str(base / path)
+
+    def source(s: SourceConfig) -> SourceConfig:
+        return replace(s, path=absolute(s.path))
+
+    phases = {
+        name: replace(phase, sources={n: source(s) for n, s in phase.sources.items()})
+        for name, phase in config.mix.phases.items()
+    }
+    model, sync = config.model, config.weight_sync
+    return replace(
+        config,
+        run_root=str(base / config.run_root),
+        model=replace(model, checkpoint=absolute(model.checkpoint), tokenizer=absolute(model.tokenizer)),
+        mix=replace(config.mix, phases=phases, codebase=source(config.mix.codebase)),
+        weight_sync=replace(sync, directory=absolute(sync.directory)),
+    )
 
 
 def differences(old: Config, new: Config) -> list[tuple[str, Any, Any]]:

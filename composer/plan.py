@@ -24,13 +24,11 @@ from composer.checks.common import (
     sequence_multiple,
     world_size,
 )
-from composer.config import to_dict
+from composer.config import PLAN_FILE, to_dict
 from composer.instantiate import check_targets
 from composer.models.sizes import count_parameters, generator_memory, trainer_memory, training_flops_per_token
 from composer.schema import Accelerator, Config, Dtype, Stage, SyncMethod
 
-PLAN_FILE = "plan.yaml"
-"""The plan in a run directory."""
 _BYTES = {Dtype.float32: 4, Dtype.bfloat16: 2}
 _CHECKPOINT_BYTES = 12
 """A float32 parameter and AdamW's two moments."""

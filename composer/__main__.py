@@ -1,0 +1,7 @@
+"""`python -m composer` is the command `composer`."""
+
+import sys
+
+from composer.cli import main
+
+sys.exit(main())

