@@ -50,6 +50,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         The exit code: 0; 2 for a wrong config; 3 for a machine that lacks something; 130 after Ctrl-C.
     """
+    if Path(sys.argv[0]).name == "__main__.py":  # `python -m composer`: help and completion name the command.
+        sys.argv[0] = "composer"
     try:
         return _dispatch(list(sys.argv[1:] if argv is None else argv))
     except ComposerError as error:
@@ -132,8 +134,6 @@ def _complete(session: HydraSession, overrides: list[str]) -> int:
                     print(word)
         command, rest = split_command(words[1:])
         os.environ["COMP_LINE"] = " ".join([words[0], *rest]) + (" " if line.endswith(" ") or not rest else "")
-    if Path(sys.argv[0]).name == "__main__.py":
-        sys.argv[0] = "composer"
     session.hydra.shell_completion(config_name=session.config_name, overrides=overrides)
     return 0
 

@@ -26,6 +26,14 @@ GIVEN: dict[str, frozenset[str]] = {
     "env.taskset": frozenset({"expert_accuracy", "seed"}),
 }
 """Arguments that the framework passes itself, by the target's key: they have another key in the config."""
+_PROMISES: dict[str, tuple[str, ...]] = {
+    "launcher": ("start", "stop", "check", "sweep"),
+    "env.taskset": ("task", "expert"),
+    "env.sandbox": ("start", "close", "check", "sweep"),
+    "env.tools": ("call",),
+    "env.graders": ("grade",),
+}
+"""What `composer.contract` asks of a class, by the key that names it."""
 _KNOB_OF = {"expert_accuracy": "mix.sessions.expert_accuracy", "seed": "seed"}
 _SECRET = re.compile(
     r"(?:^|_)(?:password|passwd|secret|api_?key|(?:access|auth|api)_token|credentials?)$", re.IGNORECASE
@@ -119,7 +127,12 @@ def check_targets(config: Config) -> None:
         ConfigError: as `check_target`.
     """
     for key, target in targets(config):
-        check_target(target, config.plugins, key=key, given=GIVEN.get(key, ()))
+        factory = check_target(target, config.plugins, key=key, given=GIVEN.get(key, ()))
+        role = next(r for r in _PROMISES if key == r or key.startswith(f"{r}."))
+        lacking = [m for m in _PROMISES[role] if isinstance(factory, type) and not hasattr(factory, m)]
+        if lacking:
+            remedy = f"has no {', '.join(lacking)}, which the contract asks of `{role}`: name a class that keeps it"
+            raise ConfigError(f"{key}._target_", target._target_, remedy)
 
 
 def _locate(name: str, plugins: Iterable[str], key: str, origin: Origin) -> Any:
