@@ -122,6 +122,16 @@ def loss_chunks(model: ModelConfig, parallel: ParallelConfig) -> int:
     return 8 if model.vocab_size >= 32768 and parallel.pipeline_parallel == 1 else 1
 
 
+def sequence_multiple(model: ModelConfig, parallel: ParallelConfig) -> int:
+    """What the length of every row must be a multiple of on this mesh.
+
+    Tensor parallelism cuts the sequence between layers; context parallelism gives each rank a piece of its head and one
+    of its tail.
+    """
+    context = 2 * parallel.context_parallel if parallel.context_parallel > 1 else 1
+    return parallel.tensor_parallel * context * loss_chunks(model, parallel)
+
+
 @dataclass(frozen=True)
 class TrainerMemory:
     """What one trainer rank holds at the peak of a step, in bytes. An estimate; allocator overhead is left out."""

@@ -316,7 +316,8 @@ def _pipeline(*args: Any, **kwargs: Any) -> Any:
                       **options: Any) -> Any:
         count = schedule._n_microbatches
         schedule._split_inputs = lambda *_: (arg_mbs or [()] * count, kwarg_mbs or [{}] * count)
-        return step(target=None if target_mbs is None else torch.cat(target_mbs), **options)
+        options["target"] = None if target_mbs is None else torch.cat(target_mbs)
+        return step(**options)
 
     schedule.step = presplit_step
     return schedule, *rest

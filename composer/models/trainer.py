@@ -6,11 +6,10 @@ their loss. torchtitan keeps everything else: meshes, model, optimizer, schedule
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,6 @@ import torch
 from torch.distributed.checkpoint import CheckpointException
 from torch.distributed.tensor import DTensor
 from torchtitan.components.checkpointer import CheckpointManager
-from torchtitan.components.dataloader import BaseDataLoader
 from torchtitan.components.loss import (
     IGNORE_INDEX,
     BaseLoss,
@@ -27,9 +25,7 @@ from torchtitan.components.loss import (
     CrossEntropyLoss,
     compute_logprobs,
 )
-from torchtitan.components.metrics import MetricsProcessor
 from torchtitan.components.optimizer import LRSchedulersContainer, OptimizersContainer, ParamGroupConfig
-from torchtitan.components.tokenizer import BaseTokenizer
 from torchtitan.config import CommConfig, DebugConfig, ParallelismConfig, TrainingConfig
 from torchtitan.distributed import utils as dist_utils
 from torchtitan.distributed.activation_checkpoint import FullAC
@@ -37,6 +33,7 @@ from torchtitan.trainer import Trainer
 
 from composer.errors import ResumeError, TrainingError
 from composer.models import titan
+from composer.models.components import JsonState, LastMetrics, NoLoader, NoTokenizer
 from composer.models.sizes import loss_chunks
 from composer.schema import ModelConfig, ParallelConfig, Schedule
 
@@ -86,81 +83,6 @@ class Microbatch:
     """Further [B, L] tensors, handed to the loss by name and never to the model."""
 
 
-class _NoLoader(BaseDataLoader):
-    """torchtitan insists on a data loader; batches come through `update` and their cursors through `track`."""
-
-    @dataclass(kw_only=True, slots=True)
-    class Config(BaseDataLoader.Config):
-        """No options of its own."""
-
-    def __init__(self, config: Config, **kwargs: Any) -> None:
-        """Ignore everything."""
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(())
-
-    def state_dict(self) -> dict[str, Any]:
-        return {}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        pass
-
-
-class _NoTokenizer(BaseTokenizer):
-    """torchtitan insists on a tokenizer; ours lives with the corpus."""
-
-    @dataclass(kw_only=True, slots=True)
-    class Config(BaseTokenizer.Config):
-        """No options of its own."""
-
-    def __init__(self, config: Config, **kwargs: Any) -> None:
-        """Ignore everything."""
-        super().__init__()
-
-    def encode(self, *args: Any, **kwargs: Any) -> list[int]:
-        raise NotImplementedError
-
-    def decode(self, *args: Any, **kwargs: Any) -> str:
-        raise NotImplementedError
-
-    def get_vocab_size(self) -> int:
-        raise NotImplementedError
-
-
-class _LastMetrics(MetricsProcessor):
-    """Keeps the numbers of the last step instead of printing them."""
-
-    @dataclass(kw_only=True, slots=True)
-    class Config(MetricsProcessor.Config):
-        """No options of its own."""
-
-    last: dict[str, float] = {}
-
-    def log(self, step: int, global_avg_loss: float, global_max_loss: float, grad_norm: float,
-            extra_metrics: dict[str, Any] | None = None) -> None:
-        """Keep loss, gradient norm before clipping, and learning rate."""
-        rates = [v for k, v in (extra_metrics or {}).items() if k.startswith("lr/")]
-        self.last = {"loss": global_avg_loss, "grad_norm": grad_norm, "learning_rate": rates[0]}
-        self.ntokens_since_last_log = 0
-        self.data_loading_times.clear()
-
-
-class _JsonState:
-    """A `Stateful` whose state goes into the checkpoint as one string.
-
-    Distributed checkpoints match state key by key, so a state whose keys change while training could not be loaded.
-    """
-
-    def __init__(self, inner: Any) -> None:
-        self.inner = inner
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"json": json.dumps(self.inner.state_dict())}
-
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        self.inner.load_state_dict(json.loads(state_dict["json"]))
-
-
 class TitanTrainer(Trainer):
     """torchtitan's `Trainer`, driven one optimizer step at a time.
 
@@ -191,7 +113,8 @@ class TitanTrainer(Trainer):
     def sequence_multiple(self) -> int:
         """Row lengths must be a multiple of this."""
         chunks = self.loss_fn.num_chunks if isinstance(self.loss_fn, ChunkedLossWrapper) else 1
-        return math.lcm(self.parallel_dims.tp, 2 * self.parallel_dims.cp if self.parallel_dims.cp > 1 else 1) * chunks
+        dims = self.parallel_dims
+        return dims.tp * (2 * dims.cp if dims.cp > 1 else 1) * chunks
 
     @property
     def data_parallel(self) -> tuple[int, int]:
@@ -206,7 +129,7 @@ class TitanTrainer(Trainer):
 
         Call it before `load`.
         """
-        self.checkpointer.states[name] = _JsonState(stateful)
+        self.checkpointer.states[name] = JsonState(stateful)
 
     def load(self) -> int:
         """Restore the newest checkpoint, else the initial one, else nothing.
@@ -269,8 +192,54 @@ class TitanTrainer(Trainer):
         return {**metrics, "seconds": time.perf_counter() - started}
 
     @torch.no_grad()
+    def mean_loss(self, microbatches: Sequence[Microbatch]) -> float:
+        """Mean negative log-likelihood of the labels in nats a token, over all ranks' micro-batches. Collective.
+
+        Under pipeline parallelism micro-batches must have the shape of those of `update`, and the trainer's loss must
+        be cross-entropy.
+        """
+        total = torch.zeros(2, dtype=torch.float64, device=self.device)
+        if self.parallel_dims.pp_enabled:
+            group = self.num_pipeline_parallel_microbatches
+            for start in range(0, len(microbatches), group):
+                total += self._pipeline_loss(microbatches[start:start + group])
+            torch.distributed.all_reduce(total, group=self.parallel_dims.get_mesh("pp").get_group())
+        else:
+            for batch in microbatches:
+                total += torch.stack([-self.score(batch).sum(), (batch.labels != NO_LOSS).sum().to(self.device)])
+        if self.parallel_dims.dp_enabled:
+            torch.distributed.all_reduce(total, group=self.parallel_dims.get_mesh("batch").get_group())
+        return float(total[0] / total[1])
+
+    def _pipeline_loss(self, microbatches: Sequence[Microbatch]) -> torch.Tensor:
+        """(sum of losses, number of labels) on the last stage, zeros elsewhere."""
+        inputs, kwargs, targets = [], [], []
+        for batch in microbatches:
+            named = {"input": batch.tokens.to(self.device), "positions": batch.positions.to(self.device)}
+            tokens, labels, rest = self.post_dataloading_process(named, batch.labels.to(self.device))
+            inputs.append((tokens,))
+            kwargs.append(rest)
+            targets.append(labels)
+        losses: list[torch.Tensor] = []
+        for part in self.model_parts:
+            part.eval()
+        try:
+            with self.train_context():
+                self.pp_schedule.eval(
+                    arg_mbs=inputs if self.pp_has_first_stage else None, kwarg_mbs=kwargs,
+                    target_mbs=targets if self.pp_has_last_stage else None,
+                    losses=losses if self.pp_has_last_stage else None)
+        finally:
+            for part in self.model_parts:
+                part.train()
+        if not self.pp_has_last_stage:
+            return torch.zeros(2, dtype=torch.float64, device=self.device)
+        counts = [(t != NO_LOSS).sum().to(self.device) for t in targets]
+        return torch.stack([torch.stack(losses).sum().double(), torch.stack(counts).sum().double()])
+
+    @torch.no_grad()
     def score(self, batch: Microbatch) -> torch.Tensor:
-        """Natural log-probabilities of `batch.labels` under the current weights. Collective.
+        """Natural log-probabilities of `batch.labels` under the current weights. Collective; not with a pipeline.
 
         Returns:
             float32 [B, L]; 0 where the label is `NO_LOSS`.
@@ -386,9 +355,9 @@ def trainer_config(model: ModelConfig, parallel: ParallelConfig, settings: Train
         hf_assets_path=model.checkpoint or "",
         dump_folder=str(settings.folder),
         loss=loss,
-        metrics=_LastMetrics.Config(log_freq=1),
-        dataloader=_NoLoader.Config(),
-        tokenizer=_NoTokenizer.Config(),
+        metrics=LastMetrics.Config(log_freq=1),
+        dataloader=NoLoader.Config(),
+        tokenizer=NoTokenizer.Config(),
         optimizer=OptimizersContainer.Config(
             param_groups=[ParamGroupConfig(pattern=".*", optimizer_name="AdamW", optimizer_kwargs=adamw)],
             implementation="fused"),

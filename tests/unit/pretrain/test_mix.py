@@ -1,0 +1,148 @@
+"""The mix: shares, held-out documents, resuming, and messages for what is missing."""
+
+import itertools
+import json
+from pathlib import Path
+
+import pytest
+
+from composer.errors import CorpusError
+from composer.pretrain.mix import Codebase, Mix, sample_text
+from composer.pretrain.sources import docstrings, held_out, open_source
+from composer.schema import MixConfig, SourceConfig, SourceKind
+
+STDLIB = SourceConfig(kind=SourceKind.stdlib_code)
+KEY = "mix.phases.base.sources"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Sixty files of 1 to 60 numbered lines."""
+    root = tmp_path / "parent" / "texts"
+    (root / "sub").mkdir(parents=True)
+    for i in range(60):
+        (root / "sub" / f"{i:02d}.txt").write_text("".join(f"file {i} line {n}\n" for n in range(i + 1)))
+    return root
+
+
+def files(folder: Path, weight: float = 1.0) -> SourceConfig:
+    return SourceConfig(kind=SourceKind.files, path=str(folder), pattern="**/*.txt", weight=weight)
+
+
+def test_pieces_of_a_file_join_to_the_file(folder: Path) -> None:
+    documents = open_source("s", files(folder), piece_bytes=50)
+    assert len(documents) == 60
+    for document in documents:
+        pieces = [document.read(n) for n in range(document.num_pieces)]
+        assert "".join(p.text for p in pieces) == Path(document.origin).read_text()
+        assert all(p.text.endswith("\n") for p in pieces if p.text)
+        assert [p.ends_document for p in pieces] == [False] * (len(pieces) - 1) + [True]
+
+
+def test_shares_of_tokens_follow_the_weights(folder: Path, tmp_path: Path) -> None:
+    lines = tmp_path / "lines.jsonl"
+    lines.write_text("".join(json.dumps({"body": "x" * 40}) + "\n" for _ in range(30)))
+    sources = {"files": files(folder, weight=3), "lines": SourceConfig(kind=SourceKind.jsonl, path=str(lines),
+                                                                       text_field="body", weight=1)}
+    mix = Mix(KEY, sources, Codebase(MixConfig(name="m"), 16), seq_len=16, seed=0)
+    texts = list(sample_text(mix, 20_000))
+    assert mix.tokens()["files"] / mix.tokens()["lines"] == pytest.approx(3, rel=0.02)
+    assert mix.epochs()["lines"] > 2
+    assert sum(len(t) for t in texts) == sum(mix.tokens().values())
+
+
+def test_the_order_comes_from_the_seed_and_resumes(folder: Path) -> None:
+    def mix(seed: int) -> Mix:
+        return Mix(KEY, {"a": files(folder), "b": STDLIB}, Codebase(MixConfig(name="m"), 16), seq_len=16, seed=seed)
+
+    def texts(stream: Mix, count: int) -> list[str]:
+        found = []
+        for _ in range(count):
+            name, piece = stream.next()
+            stream.count(name, len(piece.text))
+            found.append(piece.text)
+        return found
+
+    whole = texts(mix(1), 300)
+    assert texts(mix(1), 300) == whole
+    assert texts(mix(2), 300) != whole
+    first = mix(1)
+    assert texts(first, 170) == whole[:170]
+    second = mix(1)
+    second.load_state_dict(json.loads(json.dumps(first.state_dict())))
+    assert texts(second, 130) == whole[170:]
+
+
+def test_an_epoch_reads_every_piece_once(folder: Path) -> None:
+    codebase = MixConfig(name="m", codebase=files(folder), codebase_share=0.2)
+    mix = Mix(KEY, {"a": files(folder)}, Codebase(codebase, 16), seq_len=16, seed=0)
+    count = sum(bool(document.read(number).text) for document, number in mix._places["a"])
+    epochs = [[mix.next()[1].text for _ in range(count)] for _ in range(2)]
+    assert sorted(epochs[0]) == sorted(epochs[1])
+    assert epochs[0] != epochs[1]
+    assert mix.epochs() == {"a": 2.0}
+
+
+def test_the_codebase_is_never_read(folder: Path) -> None:
+    config = MixConfig(name="m", codebase=files(folder), codebase_share=0.2)
+    codebase = Codebase(config, 16)
+    assert 5 <= len(codebase.documents) <= 20
+    secret = {line for p in codebase.pieces() for line in p.text.splitlines()}
+    again = [p.text for p in Codebase(config, 16).pieces()]
+    assert again == [p.text for p in codebase.pieces()]
+    # the same folder from its parent, under other names, is the same files
+    mix = Mix(KEY, {"a": files(folder.parent)}, codebase, seq_len=16, seed=0)
+    seen = {line for _ in range(2 * len(mix._places["a"])) for line in mix.next()[1].text.splitlines()}
+    assert seen and not seen & secret
+
+
+def test_the_prose_of_a_held_out_module_is_held_out_too() -> None:
+    codebase = Codebase(MixConfig(name="m", codebase_share=0.3), 64)
+    held = {d.name for d in codebase.documents}
+    mix = Mix(KEY, {"p": SourceConfig(kind=SourceKind.stdlib_prose)}, codebase, seq_len=64, seed=0)
+    read = {d.name.split(":")[0] for d, _ in mix._places["p"]}
+    assert read and not read & held
+    assert all(mix.next()[1].text.strip() for _ in range(30))
+
+
+def test_held_out_depends_on_the_name_alone() -> None:
+    names = [f"module_{i}.py" for i in range(4000)]
+    chosen = {n for n in names if held_out(n, 0.1)}
+    assert len(chosen) == pytest.approx(400, abs=60)
+    assert chosen <= {n for n in names if held_out(n, 0.2)}
+    assert not held_out("asyncio/events.py", 0.1)  # a value that must not change between versions
+
+
+def test_docstrings_by_hand() -> None:
+    source = '"""About shapes."""\nclass Box:\n    """A box."""\n    def size(self):\n        "Its size."\n'
+    assert docstrings(source) == "About shapes.\n\nBox\n\nA box.\n\nsize\n\nIts size.\n"
+    assert docstrings("def broken(:\n") == ""
+
+
+@pytest.mark.parametrize(("source", "message"), [
+    (SourceConfig(kind=SourceKind.files, path="/nowhere/at/all"),
+     r"mix\.phases\.base\.sources\.x\.path='/nowhere/at/all': there is no such path; give a folder of text files"),
+    (SourceConfig(kind=SourceKind.jsonl), r"sources\.x\.path=None: give a file of JSON lines"),
+    (SourceConfig(kind=SourceKind.files, path="/proc/self/fd", pattern="*.nothing"),
+     r"sources\.x\.path=.*no documents match pattern='\*\.nothing'; correct path or pattern"),
+], ids=["missing", "not given", "empty"])
+def test_what_is_missing_is_one_plain_sentence(source: SourceConfig, message: str) -> None:
+    with pytest.raises(CorpusError, match=message):
+        Mix(KEY, {"x": source}, Codebase(MixConfig(name="m"), 16), seq_len=16, seed=0)
+
+
+def test_a_broken_json_line_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "d.jsonl"
+    path.write_text('{"text": "fine"}\n{"texts": "typo"}\n')
+    mix = Mix(KEY, {"x": SourceConfig(kind=SourceKind.jsonl, path=str(path))}, Codebase(MixConfig(name="m"), 16), 16, 0)
+    with pytest.raises(CorpusError, match="line 2 is not a JSON object with the key 'text'"):
+        for _ in itertools.repeat(None, 2):
+            mix.next()
+
+
+def test_files_without_text_end_with_a_message(tmp_path: Path) -> None:
+    for i in range(3):
+        (tmp_path / f"{i}.txt").write_text("\n\n")
+    mix = Mix(KEY, {"x": files(tmp_path)}, Codebase(MixConfig(name="m"), 16), seq_len=16, seed=0)
+    with pytest.raises(CorpusError, match="'x' of the mix holds no text"):
+        mix.next()
