@@ -1,52 +1,28 @@
-"""The rollout engine: vLLM behind token ids. The only file that touches vLLM's internals.
+"""The rollout engine: token ids in, token ids out, weights replaced in place while requests run.
 
-`Engine` lives in the process that asks for tokens and owns vLLM's EngineCore, a child process that computes. The
-functions under "Inside vLLM's worker" run in that child; `composer.weight_sync.load.WeightLoader` calls them there.
-vLLM is imported inside functions, because its environment variables must be set before its first import.
+`Engine` lives in the process that asks for tokens and owns vLLM's EngineCore, a child process that computes.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import math
-import multiprocessing
 import os
-import select
-import signal
 import tempfile
-import threading
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from composer.errors import GeneratorError, WeightSyncError
-from composer.rollout.engine_args import OWNER_VARIABLE, engine_arguments, engine_environment
+from composer.rollout import vllm_internals
+from composer.rollout.engine_args import engine_arguments, engine_environment
 from composer.schema import Accelerator, GeneratorConfig, WeightSyncConfig
 from composer.types import EngineStats, Generation, LoadReport, Probe
 
-if TYPE_CHECKING:
-    import torch
-
 SHUTDOWN_S = 3.0
 """How long EngineCore may take to end by itself before it is killed."""
-
-
-class _SchedulerView:
-    """Keeps the scheduler's last statistics; vLLM calls `record` after each step that sends any."""
-
-    def __init__(self) -> None:
-        self.running = self.waiting = 0
-        self.kv_cache_usage = 0.0
-
-    def record(
-        self, scheduler_stats: Any, iteration_stats: Any, mm_cache_stats: Any = None, engine_idx: int = 0
-    ) -> None:
-        if scheduler_stats is not None:
-            self.running, self.waiting = scheduler_stats.num_running_reqs, scheduler_stats.num_waiting_reqs
-            self.kv_cache_usage = scheduler_stats.kv_cache_usage
 
 
 class Engine:
@@ -57,7 +33,7 @@ class Engine:
     """
 
     def __init__(
-        self, llm: Any, view: _SchedulerView, processes: list[Any], config: GeneratorConfig, sockets: Any
+        self, llm: Any, view: vllm_internals.SchedulerView, processes: list[Any], config: GeneratorConfig, sockets: Any
     ) -> None:
         """Use `start` instead."""
         self.config = config
@@ -98,20 +74,20 @@ class Engine:
         arguments = engine_arguments(Path(model_dir), config, accelerator, seed)
         sockets = tempfile.TemporaryDirectory(prefix="composer-engine-", ignore_cleanup_errors=True)
         os.environ.update(engine_environment(config, accelerator, threads, sockets.name))
-        before = set(_engine_cores())
-        view = _SchedulerView()
+        before = set(vllm_internals.engine_cores())
+        view = vllm_internals.SchedulerView()
         try:
             async with asyncio.timeout(config.start_timeout_s):
                 # In a thread, since vLLM blocks until EngineCore is ready.
-                llm = await asyncio.to_thread(_build, arguments, view)
-                engine = cls(llm, view, [p for p in _engine_cores() if p not in before], config, sockets)
+                llm = await asyncio.to_thread(vllm_internals.build, arguments, view)
+                engine = cls(llm, view, [p for p in vllm_internals.engine_cores() if p not in before], config, sockets)
                 await llm.collective_rpc("composer_prepare")
                 await llm.update_weight_version(str(policy_version))
                 engine.policy_version = policy_version
                 return engine
         except BaseException as e:
             # Killing EngineCore also ends the thread that may still wait for it.
-            _kill([p for p in _engine_cores() if p not in before])
+            _kill([p for p in vllm_internals.engine_cores() if p not in before])
             sockets.cleanup()
             if isinstance(e, TimeoutError):
                 raise GeneratorError(
@@ -159,19 +135,12 @@ class Engine:
         Raises:
             GeneratorError: the context is too long, the deadline passed, or the engine is dead.
         """
-        from vllm import SamplingParams
-        from vllm.sampling_params import RequestOutputKind
-
         if len(token_ids) >= self.config.max_model_len:
             raise GeneratorError(
                 f"generator.max_model_len={self.config.max_model_len!r}: the context already has "
                 f"{len(token_ids)} tokens; raise it or end the episode earlier"
             )
-        params = SamplingParams(
-            max_tokens=max_tokens, temperature=temperature, stop_token_ids=list(stop_token_ids), seed=seed,
-            logprobs=0, flat_logprobs=True, detokenize=False, ignore_eos=True, output_kind=RequestOutputKind.FINAL_ONLY,
-            skip_clone=True,
-        )  # fmt: skip
+        params = vllm_internals.sampling(max_tokens, temperature, stop_token_ids, seed)
         output = await self._answer(token_ids, params, request_id, timeout_s)
         completion = output.outputs[0]
         versions = [int(s.version) for s in completion.weight_versions or () for _ in range(s.start, s.end)]
@@ -213,6 +182,7 @@ class Engine:
         Raises:
             WeightSyncError: a file is missing or damaged, or its tensors are not the model's (the old weights stay in
                 use); or the swap or its verification failed, or missed the deadline (the engine is then dead).
+            GeneratorError: the engine was dead before.
         """
         async with self._loading:
             self._check()
@@ -235,9 +205,9 @@ class Engine:
                     if not difference <= sync.verify_tolerance:
                         raise WeightSyncError(
                             f"weight_sync.verify_tolerance={sync.verify_tolerance!r}: after loading version "
-                            f"{policy_version} the generator's log-probabilities of the probe differ from the trainer's "
-                            f"by {difference:.3g}; the weights did not arrive as trained, or the tolerance is too small "
-                            "for generator.dtype"
+                            f"{policy_version} the generator's log-probabilities of the probe differ from the "
+                            f"trainer's by {difference:.3g}; the weights did not arrive as trained, or the tolerance "
+                            "is too small for generator.dtype"
                         )
             except BaseException as e:
                 reason = (
@@ -266,11 +236,8 @@ class Engine:
         self._failure = self._failure or "it was stopped"
         self._verified.set()
         if llm is not None:
-            with contextlib.suppress(Exception):
-                # Alone, EngineCore holds nothing worth the seconds that it takes to end; its workers share memory with it.
-                llm.shutdown(timeout=SHUTDOWN_S if self.config.tensor_parallel > 1 else 0)
-            # vLLM calls it once more when the object dies, at the end of the interpreter with a traceback.
-            llm.shutdown = lambda timeout=None: None
+            # EngineCore holds nothing worth the seconds that it takes to end, unless workers share memory with it.
+            vllm_internals.close(llm, SHUTDOWN_S if self.config.tensor_parallel > 1 else 0)
         _kill(self._processes)
         self._sockets.cleanup()
 
@@ -286,15 +253,13 @@ class Engine:
         self, token_ids: Sequence[int], params: Any, request_id: str | None, timeout_s: float | None, hold: bool = True
     ) -> Any:
         """Return vLLM's final output of one request; with `hold`, not before the weights in place are verified."""
-        from vllm import TokensPrompt
-
         self._check()
         timeout_s = self.config.request_timeout_s if timeout_s is None else timeout_s
         name = request_id or f"request-{next(self._names)}"
         output = None
         try:
             async with asyncio.timeout(timeout_s):
-                async for output in self._llm.generate(TokensPrompt(prompt_token_ids=list(token_ids)), params, name):  # noqa: B007
+                async for output in self._llm.generate(vllm_internals.prompt(token_ids), params, name):  # noqa: B007
                     pass
                 if hold:
                     await self._verified.wait()
@@ -312,13 +277,7 @@ class Engine:
         return output
 
     async def _score(self, token_ids: Sequence[int], *, hold: bool) -> list[float]:
-        from vllm import SamplingParams
-        from vllm.sampling_params import RequestOutputKind
-
-        # Requests for prompt log-probabilities do not read the prefix cache, so every position is computed anew.
-        params = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0, flat_logprobs=True, detokenize=False,
-                                ignore_eos=True, output_kind=RequestOutputKind.FINAL_ONLY)  # fmt: skip
-        output = await self._answer(token_ids, params, None, None, hold)
+        output = await self._answer(token_ids, vllm_internals.scoring(), None, None, hold)
         return list(output.prompt_logprobs.logprobs)
 
     async def _worker(self, method: str, *args: Any) -> None:
@@ -340,20 +299,6 @@ def largest_difference(scores: Sequence[float], log_probs: Sequence[float]) -> f
     return max(differences, default=math.nan) if finite else math.nan
 
 
-def _build(arguments: dict[str, Any], view: _SchedulerView) -> Any:
-    from vllm import AsyncEngineArgs
-    from vllm.v1.engine.async_llm import AsyncLLM
-
-    llm = AsyncLLM.from_vllm_config(AsyncEngineArgs(**arguments).create_engine_config(), disable_log_stats=False)
-    # EngineCore keeps sending its scheduler's numbers, but nothing turns them into Prometheus metrics at every step.
-    llm.logger_manager, llm.log_stats, llm.output_processor.log_stats = view, False, False
-    return llm
-
-
-def _engine_cores() -> list[Any]:
-    return [p for p in multiprocessing.active_children() if p.name.startswith("EngineCore")]
-
-
 def _kill(processes: Iterable[Any]) -> None:
     for process in processes:
         if process.is_alive():
@@ -364,131 +309,3 @@ def _kill(processes: Iterable[Any]) -> None:
 def _sentence(error: BaseException) -> str:
     text = str(error).strip().splitlines()
     return text[0].rstrip(".") if text else type(error).__name__
-
-
-# ---- Inside vLLM's worker -------------------------------------------------------------------------------------------
-
-
-def watch_owner() -> None:
-    """End this process (and EngineCore above it) as soon as the engine's owner is gone, also after `kill -9`.
-
-    Does nothing outside EngineCore's processes.
-    """
-    owner = int(os.environ.get(OWNER_VARIABLE, "0"))
-    if owner in (0, os.getpid()) or multiprocessing.parent_process() is None:
-        return
-
-    def wait() -> None:
-        parent = os.getppid()
-        with contextlib.suppress(ProcessLookupError):
-            poll = select.poll()
-            poll.register(os.pidfd_open(owner), select.POLLIN)
-            poll.poll()
-        if parent not in (owner, 1) and os.getppid() == parent:
-            os.kill(parent, signal.SIGKILL)  # with tensor parallelism EngineCore stands between owner and worker
-        os._exit(1)
-
-    threading.Thread(target=wait, name="composer-watch-owner", daemon=True).start()
-
-
-def prepare_worker() -> None:
-    """Repair what vLLM 0.32 lacks on CPU. Called once, before the first request. Does nothing on GPUs."""
-    from vllm.platforms import current_platform
-
-    if not current_platform.is_cpu():
-        return
-    import torch
-
-    # Linux hands out AMX tile registers on request only. vLLM's warm-up would ask; an eager engine with a fixed KV cache
-    # has none, and its first attention kernel would end in SIGILL.
-    torch.cpu._init_amx()
-    _repair_seeds()
-    _repair_reload()
-
-
-def _repair_seeds() -> None:
-    """Let a seeded request's prompt be computed in chunks.
-
-    For a chunk that is not the last, vLLM samples a token, drops it, and rewinds the request's random generator; CPU
-    generators cannot be rewound, and EngineCore dies. Without its generator, the row is sampled from the common one.
-    """
-    from vllm.v1.worker.cpu_model_runner import CPUModelRunner
-
-    stock = CPUModelRunner.sample_tokens
-
-    def sample_tokens(self: Any, grammar_output: Any) -> Any:
-        generators = self.input_batch.generators
-        if not generators or self.execute_model_state is None:
-            return stock(self, grammar_output)
-        partial = self.discard_request_mask.np
-        hidden = {i: generators.pop(i) for i in list(generators) if i < self.input_batch.num_reqs and partial[i]}
-        try:
-            return stock(self, grammar_output)
-        finally:
-            generators.update(hidden)
-
-    CPUModelRunner.sample_tokens = sample_tokens
-
-
-def _repair_reload() -> None:
-    """Let attention with latent keys and values (MLA) be reloaded.
-
-    vLLM empties `kv_b_proj` once it has absorbed it, and copies reloaded weights into the tensors it had: shapes
-    differ. It needs the old addresses only for CUDA graphs.
-    """
-    from vllm.model_executor.model_loader.reload import layerwise
-
-    stock = layerwise._copy_and_restore_kernel_tensors
-
-    def copy_and_restore(layer: Any, info: Any) -> None:
-        for name, parameter in info.kernel_tensors[0].items():
-            new = getattr(layer, name)
-            if parameter.shape != new.shape:
-                parameter.data = new.data.clone()
-        stock(layer, info)
-
-    layerwise._copy_and_restore_kernel_tensors = copy_and_restore
-
-
-def replace_weights(worker: Any, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
-    """Load weights (Hugging Face names) into a vLLM worker's model, in place."""
-    from vllm.platforms import current_platform
-
-    model = worker.model_runner.get_model()
-    on_cpu = current_platform.is_cpu()
-    if on_cpu:
-        forget_packed_experts(model)
-    worker.model_runner.reload_weights(weights_iterator=iter(tensors))
-    if on_cpu:
-        pack_tied_head(model)
-
-
-def forget_packed_experts(model: torch.nn.Module) -> None:
-    """Make vLLM pack the experts anew at the next reload.
-
-    On CPU the experts are packed for the matrix kernel when that kernel is first made. A reload that finds a kernel
-    does not pack them, so that **the experts compute with wrong weights, silently**. On GPUs the kernel reads the
-    parameters themselves, and CUDA graphs hold their addresses: it must stay.
-    """
-    for module in model.modules():
-        method = getattr(module, "quant_method", None)
-        if getattr(method, "moe_kernel", None) is not None:
-            method.moe_kernel = None
-
-
-def pack_tied_head(model: torch.nn.Module) -> None:
-    """Pack the output layer anew after a reload.
-
-    On CPU a linear layer computes with a packed copy. A reload packs the layers that it has loaded; an output layer
-    tied to the embedding has no tensor of its own, and **goes on answering with the old embedding, silently**.
-    """
-    for module in model.modules():
-        if (
-            hasattr(module, "cpu_linear") and module.weight.numel() > 0
-        ):  # others keep no unpacked weight, and were loaded
-            module.quant_method.process_weights_after_loading(module)
-
-
-def checkpoint_directory(worker: Any) -> Path:
-    """The checkpoint that a vLLM worker started from."""
-    return Path(worker.model_config.model)

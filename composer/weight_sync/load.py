@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from composer.errors import WeightSyncError
-from composer.rollout import engine
+from composer.rollout import vllm_internals
 from composer.schema import WeightSyncConfig
 from composer.types import LoadReport
 from composer.weight_sync.store import Manifest, VersionStore, checksum, read_manifest
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from composer.rollout.generator import GeneratorPool
 
-engine.watch_owner()  # here, since vLLM imports this module in each worker before anything else of ours
+vllm_internals.watch_owner()  # here, since vLLM imports this module in each worker before anything else of ours
 
 
 async def load(
@@ -41,7 +41,7 @@ class WeightLoader:
 
     def composer_prepare(self) -> str:
         """Repair the worker; called before the first request."""
-        engine.prepare_worker()
+        vllm_internals.prepare_worker()
         return ""
 
     def composer_stage(self, directory: str, version: int) -> str:
@@ -54,7 +54,7 @@ class WeightLoader:
             manifest = read_manifest(Path(directory))
             if manifest.version != version:
                 raise WeightSyncError(f"directory={directory!r}: it holds version {manifest.version}, not {version}")
-            check_names(manifest, engine.checkpoint_directory(self))
+            check_names(manifest, vllm_internals.checkpoint_directory(self))
             self.composer_staged = [_open(Path(directory), name, manifest) for name in manifest.files]
         except WeightSyncError as e:
             return str(e)
@@ -64,7 +64,7 @@ class WeightLoader:
         """Load the staged version in place of the old weights."""
         staged, self.composer_staged = self.composer_staged, []
         try:
-            engine.replace_weights(self, _tensors(staged))
+            vllm_internals.replace_weights(self, _tensors(staged))
         except Exception as e:
             return f"the model did not take the weights ({type(e).__name__}: {e})"
         return ""
