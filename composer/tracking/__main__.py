@@ -37,7 +37,11 @@ def send(run_dir: Path, uri: str | None = None) -> int:
         if run.status == states.RUNNING:
             run.status, run.end_ms = states.KILLED, states.now_ms()
     sender = Sender(
-        run_dir, state, threading.RLock(), Server(uri or state.uri, state.experiment, None, TIMEOUT_S), print
+        run_dir,
+        state,
+        threading.RLock(),
+        Server(uri or state.uri, state.experiment, state.artifact_location, TIMEOUT_S),
+        print,
     )
     missing = sender.num_unsent()
     try:

@@ -24,7 +24,7 @@ from composer.tracking import state as states
 from composer.tracking.journal import encode_number
 from composer.tracking.names import flatten, numbers, redact, value_text
 from composer.tracking.sender import METRICS, TRACES, Sender
-from composer.tracking.server import Server
+from composer.tracking.server import Server, sqlite_path
 from composer.tracking.state import ArtifactEntry, RunEntry, State
 from composer.tracking.system import SystemSampler
 from composer.types import Trajectory
@@ -129,9 +129,8 @@ class Record:
             state.sweep_dir = str(Path(sweep).absolute())
         state.parent.tags.update(_standard_tags(run_dir, settings.get("seed")))
         state.parent.tags.update(tags or {})
-        # A database given by name is a server's business; our own file keeps its artifacts beside it.
-        artifacts = None if tracking.get("uri") else (run_root / "mlartifacts" / experiment).as_uri()
-        server = Server(uri, experiment, artifacts, float(tracking.get("timeout_s") or 10.0))
+        state.artifact_location = _artifact_location(uri, run_root, experiment)
+        server = Server(uri, experiment, state.artifact_location, float(tracking.get("timeout_s") or 10.0))
         return cls(
             run_dir,
             state,
@@ -203,6 +202,16 @@ class Record:
             return
         self.artifact(path, "tables", stage)
 
+    def plots(self) -> None:
+        """Draw the curves so far into `<run_dir>/plots` and record them as artifacts. Raises nothing."""
+        from composer.tracking.plots import draw
+
+        try:
+            for path in draw(self.run_dir):
+                self.artifact(path, "plots")
+        except Exception as error:
+            self._sender.warn_once("plots", f"The curves could not be drawn ({error}); their numbers are recorded.")
+
     def trace(self, trajectory: Trajectory, step: int, stage: str | None = None) -> None:
         """Record an episode as a trace with a span a turn and a span a tool call. Raises nothing."""
         try:
@@ -262,6 +271,8 @@ class Record:
             deadline_s = KILLED_DEADLINE_S if status == states.KILLED else CLOSE_DEADLINE_S
         self._sender.save()
         self._sender.stop(deadline_s)
+        with self._lock:
+            self._state.release()
         self._sender.save()
         self.report = self._make_report()
         atexit.unregister(self.close)
@@ -347,11 +358,20 @@ def _reopen(state: State, uri: str, experiment: str, run_dir: Path) -> None:
         state.positions.clear()
         for run in state.runs.values():
             run.run_id, run.sent_status, run.params_sent, run.creating = None, None, False, False
-    last_sign = int(max(path.stat().st_mtime for path in run_dir.iterdir()) * 1000)
+    last_sign = states.last_sign_ms(run_dir)
     for stage, run in state.runs.items():
         if stage and run.status == states.RUNNING:
             run.status, run.end_ms = states.KILLED, last_sign
     state.parent.status, state.parent.end_ms = states.RUNNING, None
+
+
+def _artifact_location(uri: str, run_root: Path, experiment: str) -> str | None:
+    """Beside an SQLite file, in the run root for another database; a server has its own place."""
+    if uri.startswith(("http://", "https://")):
+        return None
+    database = sqlite_path(uri)
+    folder = database.absolute().parent if database else run_root
+    return (folder / "mlartifacts" / experiment).as_uri()
 
 
 def _standard_tags(run_dir: Path, seed: Any) -> dict[str, str]:

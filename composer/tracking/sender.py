@@ -7,6 +7,7 @@ doubles, up to five minutes, and is then given everything it missed.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections import deque
@@ -205,11 +206,11 @@ class Sender:
                 continue
             left = [run for run in other.runs.values() if run.run_id and run.sent_status == states.RUNNING]
             for run in left:
-                try:
-                    self.server.set_status(run.run_id, states.KILLED, int(path.stat().st_mtime * 1000))
-                except (ServerRefusedError, OSError):
-                    continue
-                run.status = run.sent_status = states.KILLED
+                if run.status == states.RUNNING:
+                    run.status, run.end_ms = states.KILLED, states.last_sign_ms(path.parent)
+                with contextlib.suppress(ServerRefusedError):
+                    self.server.set_status(run.run_id, run.status, run.end_ms)
+                run.sent_status = run.status
             if left and other.writer_is_dead():
                 try:
                     other.save(path.parent)

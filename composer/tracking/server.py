@@ -6,10 +6,12 @@ to create the tables of a new SQLite file (mlflow 3.17.2, measured).
 
 from __future__ import annotations
 
+import fcntl
 import json
 import math
 import os
 import sqlite3
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,6 +30,8 @@ from composer.tracking.names import (
 from composer.tracking.traces import SpanPlan
 
 KEY_TAG = "composer.key"
+OPEN_LOCK_S = 60.0
+"""Another process that needs longer to open the database is stuck, and waited for no more."""
 _REFUSALS = {
     "INVALID_PARAMETER_VALUE",
     "BAD_REQUEST",
@@ -79,8 +83,9 @@ class Server:
         os.environ["MLFLOW_HTTP_REQUEST_TIMEOUT"] = str(max(1, math.ceil(self.timeout_s)))
         os.environ["MLFLOW_HTTP_REQUEST_MAX_RETRIES"] = "0"
         os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
+        os.environ["MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT"] = "true"
         os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "ERROR")
-        with self._boundary():
+        with self._boundary(), _one_at_a_time(sqlite_path(self.uri)):
             _prepare_sqlite(self.uri, self.timeout_s)
             from mlflow.tracking import MlflowClient
 
@@ -267,12 +272,31 @@ def sqlite_path(uri: str) -> Path | None:
     return Path(unquote(parts.path[1:]))
 
 
+@contextmanager
+def _one_at_a_time(database: Path | None) -> Iterator[None]:
+    """Let one process at a time open a database: MLflow fails when two of them create its tables at once."""
+    if database is None:
+        yield
+        return
+    database.parent.mkdir(parents=True, exist_ok=True)
+    with database.with_name(database.name + ".lock").open("w") as lock:
+        end = time.monotonic() + OPEN_LOCK_S
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > end:
+                    break
+                time.sleep(0.1)
+        yield
+
+
 def _prepare_sqlite(uri: str, timeout_s: float) -> None:
     """Switch the file to write-ahead logging: runs of a sweep and `mlflow ui` then do not lock each other out."""
     path = sqlite_path(uri)
     if path is None:
         return
-    path.parent.mkdir(parents=True, exist_ok=True)
     connection = sqlite3.connect(path, timeout=timeout_s)
     try:
         connection.execute("PRAGMA journal_mode=WAL")

@@ -58,6 +58,8 @@ class State:
     """Without password."""
     experiment: str
     created_ms: int
+    artifact_location: str | None = None
+    """Where a new experiment keeps its artifacts; None: the server's own place."""
     experiment_id: str | None = None
     pid: int = 0
     process_start: float = 0.0
@@ -82,6 +84,10 @@ class State:
     def claim(self) -> None:
         """Note this process as the one that writes the record."""
         self.pid, self.process_start, self.host = os.getpid(), process_start(os.getpid()) or 0.0, socket.gethostname()
+
+    def release(self) -> None:
+        """Note that nobody writes the record any more."""
+        self.pid, self.process_start = 0, 0.0
 
     def writer_is_dead(self) -> bool:
         """Whether the process that wrote the record is gone. Another machine's process counts as alive."""
@@ -123,6 +129,11 @@ def process_start(pid: int) -> float | None:
         return None
     fields = stat.rpartition(")")[2].split()
     return None if fields[0] == "Z" else float(fields[19])
+
+
+def last_sign_ms(run_dir: Path) -> int:
+    """When anything at the top of a run directory was last written (Unix milliseconds): about when it was killed."""
+    return int(max(path.stat().st_mtime for path in (run_dir, *run_dir.iterdir())) * 1000)
 
 
 def now_ms() -> int:

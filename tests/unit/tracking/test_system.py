@@ -1,0 +1,109 @@
+"""Memory and CPU of a real process tree of known size."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+
+from composer.tracking.system import ProcessTree, SystemSampler
+
+MIB = 2**20
+HOLD = "import sys; held = b'x' * ({mib} * 2**20); print('ready', flush=True); sys.stdin.read()"
+
+
+def hold(mib: int) -> subprocess.Popen[str]:
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLD.format(mib=mib)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None and process.stdout.readline() == "ready\n"
+    return process
+
+
+def test_memory_of_children_is_counted() -> None:
+    tree = ProcessTree()
+    before = tree.memory_bytes()
+    child = hold(mib=200)
+    try:
+        assert 200 * MIB < tree.memory_bytes() - before < 240 * MIB
+    finally:
+        child.communicate()
+    assert tree.memory_bytes() - before < 20 * MIB
+
+
+def test_pages_shared_by_forked_processes_count_once() -> None:
+    program = (
+        "import os, sys; held = bytearray(b'x') * (100 * 2**20)\n"
+        "for _ in range(4):\n"
+        "    if os.fork() == 0: sys.stdin.read(); os._exit(0)\n"
+        "print('ready', flush=True); sys.stdin.read()\n"
+        "for _ in range(4): os.wait()\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert process.stdout is not None and process.stdout.readline() == "ready\n"
+        tree = ProcessTree(process.pid)
+        assert len(tree.processes()) == 5
+        sample = tree.sample()
+        assert 100 * MIB < sample["memory_bytes"] < 160 * MIB
+        assert sample["resident_bytes"] > 450 * MIB, "resident memory counts the shared pages once a process"
+    finally:
+        process.communicate()
+
+
+def test_a_grandchild_whose_parent_died_is_still_ours() -> None:
+    program = (
+        "import subprocess, sys\n"
+        "child = subprocess.Popen(['sleep', '60'], stdout=subprocess.DEVNULL)\n"
+        "print(child.pid, flush=True); sys.stdin.read()\n"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    grandchild = psutil.Process(int(parent.stdout.readline()))
+    tree = ProcessTree()
+    try:
+        assert grandchild in tree.processes()
+        parent.communicate()
+        assert grandchild.ppid() != parent.pid
+        assert grandchild in tree.processes()
+    finally:
+        grandchild.kill()
+
+
+def test_cpu_is_percent_of_one_core() -> None:
+    tree = ProcessTree()
+    tree.sample()
+    cpu, wall = time.process_time(), time.monotonic()
+    while time.process_time() - cpu < 0.3:
+        pass
+    expected = 100 * (time.process_time() - cpu) / (time.monotonic() - wall)
+    assert tree.sample()["cpu_percent"] == pytest.approx(expected, rel=0.25)
+
+
+def test_the_sampler_finds_a_peak_between_its_samples() -> None:
+    samples: list[dict[str, float]] = []
+    sampler = SystemSampler(samples.append, every_s=60.0, peak_every_s=0.05)
+    time.sleep(0.3)
+    child = hold(mib=150)
+    time.sleep(0.5)
+    child.communicate()
+    sampler.stop()
+    first, last = samples
+    assert last["system/peak_memory_bytes"] == sampler.peak_bytes
+    assert sampler.peak_bytes - first["system/memory_bytes"] > 140 * MIB
+    assert last["system/memory_bytes"] < sampler.peak_bytes - 100 * MIB
+    assert last["system/num_processes"] >= 1
+
+
+def test_watching_a_process_that_is_gone_does_nothing() -> None:
+    child = subprocess.Popen(["true"])
+    child.wait()
+    tree = ProcessTree()
+    tree.watch(child.pid)
+    assert os.getpid() in {process.pid for process in tree.processes()}
