@@ -54,6 +54,8 @@ class _Cursor:
 
     epoch: int = 0
     index: int = 0
+    offset: int = 0
+    """Characters of the place at `index` that are read already."""
     tokens: int = 0
 
 
@@ -88,20 +90,32 @@ class Mix:
             self._places[name] = [(d, n) for d in documents for n in range(d.num_pieces)]
         self._cursors = {name: _Cursor() for name in self._sources}
         self._orders: dict[str, tuple[int, list[int]]] = {}
+        self._texts: dict[str, tuple[int, Piece]] = {}
+        self._longest = 2 * piece_bytes(seq_len)  # texts that are not files come whole, however long they are
 
     def next(self) -> tuple[str, Piece]:
         """The name of the next source and its next piece."""
         name = min(self._sources, key=lambda n: self._cursors[n].tokens / self._sources[n].weight)
         cursor, places = self._cursors[name], self._places[name]
         for _ in range(len(places) + 1):  # some modules have no docstrings: go on, at most once around
-            document, number = places[self._order(name)[cursor.index]]
-            cursor.index += 1
-            if cursor.index == len(places):
-                cursor.index, cursor.epoch = 0, cursor.epoch + 1
-            piece = document.read(number)
+            whole = self._read(name, self._order(name)[cursor.index])
+            end = whole.text.find("\n", cursor.offset + self._longest) + 1
+            piece = Piece(whole.text[cursor.offset:end or None], whole.ends_document and not end)
+            cursor.offset = end
+            if not end:
+                cursor.index += 1
+                if cursor.index == len(places):
+                    cursor.index, cursor.epoch = 0, cursor.epoch + 1
             if piece.text.strip():
                 return name, piece
         raise CorpusError(f"The source {name!r} of the mix holds no text; remove it or correct its path")
+
+    def _read(self, name: str, place: int) -> Piece:
+        cached = self._texts.get(name)
+        if cached is None or cached[0] != place:
+            document, number = self._places[name][place]
+            cached = self._texts[name] = (place, document.read(number))
+        return cached[1]
 
     def count(self, name: str, tokens: int) -> None:
         """Report that a piece of source `name` became so many tokens."""
@@ -117,7 +131,7 @@ class Mix:
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that decides what comes next."""
-        return {name: [c.epoch, c.index, c.tokens] for name, c in self._cursors.items()}
+        return {name: [c.epoch, c.index, c.offset, c.tokens] for name, c in self._cursors.items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue where `state_dict` was taken.
@@ -126,7 +140,7 @@ class Mix:
             CorpusError: the sources are not those of the state.
         """
         if state.keys() != self._cursors.keys() or any(
-                index >= len(self._places[name]) for name, (_, index, _) in state.items()):
+                index >= len(self._places[name]) for name, (_, index, *_) in state.items()):
             raise CorpusError(f"The checkpoint was made with the sources {sorted(state)} and the files of that time; "
                               "give back the same sources or start a new run")
         self._cursors = {name: _Cursor(*numbers) for name, numbers in state.items()}

@@ -105,6 +105,19 @@ def test_the_prose_of_a_held_out_module_is_held_out_too() -> None:
     assert all(mix.next()[1].text.strip() for _ in range(30))
 
 
+def test_long_texts_are_cut_at_line_ends(tmp_path: Path) -> None:
+    path = tmp_path / "long.jsonl"
+    text = "".join(f"line {i}\n" for i in range(1000)) + "the end"
+    path.write_text(json.dumps({"text": text}))
+    mix = Mix(KEY, {"x": SourceConfig(kind=SourceKind.jsonl, path=str(path))}, Codebase(MixConfig(name="m"), 16), 16, 0)
+    pieces = []
+    while mix.epochs()["x"] < 1:
+        pieces.append(mix.next()[1])
+    assert "".join(p.text for p in pieces) == text
+    assert max(len(p.text) for p in pieces) < 2 * 16 * 4 + 10
+    assert [p.ends_document for p in pieces] == [False] * (len(pieces) - 1) + [True]
+
+
 def test_held_out_depends_on_the_name_alone() -> None:
     names = [f"module_{i}.py" for i in range(4000)]
     chosen = {n for n in names if held_out(n, 0.1)}
