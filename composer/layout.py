@@ -6,8 +6,8 @@
     tokenizer/                               the tokenizer that all processes read
     sessions.jsonl                           the scripted expert's sessions, as token ids
     stages/<stage>/done.json                 a finished stage and its results
-    stages/pretrain/<phase>/                 checkpoints/, export/ (Hugging Face)
-    stages/rl/                               checkpoints/, ledger.jsonl, export/
+    stages/pretrain/<phase>/                 checkpoints/, exported/ (Hugging Face)
+    stages/rl/                               checkpoints/, ledger.jsonl, exported/
     stages/evaluate_*/groups.jsonl           every episode of an evaluation
     summary.json                             the closing table
 """
@@ -53,7 +53,7 @@ class Layout:
 
     def export(self, folder: Path) -> Path:
         """The Hugging Face folder that a phase or stage ends with."""
-        return folder / "export"
+        return folder / "exported"
 
     def results(self, stage: Stage) -> dict[str, Any] | None:
         """What a finished stage left; None if it is not finished."""

@@ -16,7 +16,7 @@ import ray
 
 from composer.errors import ComposerError, LauncherError
 from composer.layout import Layout
-from composer.models.sizes import trainer_world_size
+from composer.checks.common import world_size
 from composer.rl.packing import PackedRows
 from composer.schema import Accelerator, Config
 from composer.types import Group, Split
@@ -62,7 +62,7 @@ class Trainers:
 
     def __init__(self, config: Config, layout: Layout, actor_options: Mapping[str, Any]) -> None:
         """Start one actor a rank; `ready` waits for them."""
-        self.num_ranks = trainer_world_size(config.parallel)
+        self.num_ranks = world_size(config.parallel)
         per_node = config.parallel.gpus_per_node if config.parallel.accelerator is Accelerator.cuda else self.num_ranks
         actor = ray.remote(TrainerRank).options(**actor_options)
         self.ranks = [

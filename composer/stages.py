@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from composer.errors import TrainingError
 from composer.evaluation.stage import evaluate
 from composer.layout import Layout
-from composer.pretrain.schedule import num_steps
+from composer.checks.common import optimizer_steps
 from composer.processes import Rollouts, Trainers, WeightSync
 from composer.rl.controller import Controller, Step
 from composer.rl.ledger import Ledger, read_ledger
@@ -116,7 +116,7 @@ async def pretrain_stage(run: Run, stage: Stage) -> dict[str, Any]:
     run.console.info("preparing the tokenizer and the expert's sessions")
     await rollouts.prepare()
     model = Path(config.model.checkpoint) if config.model.checkpoint else None
-    totals = {name: num_steps(phase) for name, phase in config.mix.phases.items()}
+    totals = {name: optimizer_steps(phase) for name, phase in config.mix.phases.items()}
     losses: list[float] = []
     before = 0
     with run.record.stage(stage.value) as record:

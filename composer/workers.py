@@ -63,16 +63,48 @@ class TrainerRank:
         Raises:
             CorpusError, TokenizerError, TrainingError, ResumeError: see `composer.pretrain.trainer`.
         """
-        from composer.pretrain.trainer import train_phase
+        import threading
+        from queue import SimpleQueue
 
-        yield from train_phase(
-            self.config,
-            phase,
-            self.layout.phase(phase),
-            Path(start) if start else None,
-            self.layout.tokenizer,
-            Path(sessions) if sessions else None,
+        from composer.pretrain.packing import Session
+        from composer.pretrain.trainer import Phase, run_phase
+
+        config = self.config
+        phase_ = Phase(
+            name=phase,
+            mix=config.mix,
+            model=dataclasses.replace(config.model, checkpoint=start),
+            parallel=config.parallel,
+            tokenizer=self.layout.tokenizer,
+            folder=self.layout.phase(phase),
+            seed=config.seed,
+            sessions=[
+                Session(d["token_ids"], d["loss_mask"])
+                for d in map(json.loads, Path(sessions).read_text().splitlines())
+            ]
+            if sessions
+            else (),
         )
+        queue = SimpleQueue()
+
+        def target():
+            try:
+                run_phase(phase_, lambda step, metrics: queue.put((step, metrics)))
+                queue.put(None)
+            except BaseException as e:
+                queue.put(e)
+
+        threading.Thread(target=target, daemon=True).start()
+        while (item := queue.get()) is not None:
+            if isinstance(item, BaseException):
+                raise item
+            step, metrics = item
+            renamed = {f"train/{k}": v for k, v in metrics.items()}
+            if "loss" in metrics:
+                renamed["loss/train"] = metrics["loss"]
+            if "codebase_loss" in metrics:
+                renamed["loss/codebase"] = metrics["codebase_loss"]
+            yield step, renamed
 
     def open_policy(self, start: str, weights: str) -> dict[str, Any]:
         """Build the policy trainer from the export `start`, at its newest checkpoint if there is one.
@@ -181,9 +213,9 @@ class EnvWorker:
         Raises:
             TaskError: the taskset has no expert.
             SandboxError: a session's sandbox failed.
-            CorpusError, TokenizerError: see `composer.pretrain.mix.prepare_tokenizer`.
+            CorpusError, TokenizerError: see `composer.pretrain.prepare`.
         """
-        from composer.pretrain.mix import prepare_tokenizer
+        from composer.pretrain.prepare import prepare_tokenizer
 
         config, env = self.config, self.config.env
         if self.layout.sessions.exists():

@@ -1,0 +1,144 @@
+"""The policy trainer with the real torchtitan, against transformers on its own export."""
+
+import argparse
+import dataclasses
+from pathlib import Path
+
+import pytest
+import torch
+
+from composer.models.trainer import single_process_environment
+from composer.pretrain.tokenizer import train_tokenizer
+from composer.rl.packing import pack
+from composer.rl.trainer import PolicyTrainer
+from composer.schema import AlgorithmConfig, Family, ModelConfig, ParallelConfig
+from composer.types import Sample
+
+MODEL = ModelConfig(
+    name="test",
+    family=Family.qwen3_moe,
+    vocab_size=320,
+    hidden_size=64,
+    num_layers=2,
+    num_heads=2,
+    num_kv_heads=2,
+    head_dim=32,
+    num_experts=8,
+    experts_per_token=2,
+    expert_ffn_size=32,
+    max_context=256,
+    tie_embeddings=True,
+    init_std=0.08,
+)
+ALGORITHM = AlgorithmConfig(
+    name="test", num_steps=4, learning_rate=1e-2, warmup_steps=0, kl_coefficient=0.1, entropy_coefficient=0.01
+)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tokenizer") / "tokenizer"
+    train_tokenizer([Path(argparse.__file__).read_text()], 320, folder)
+    return folder
+
+
+@pytest.fixture
+def trainer(tmp_path):
+    single_process_environment()
+    trainer = PolicyTrainer(MODEL, ParallelConfig(), ALGORITHM, tmp_path / "rl", seed=1)
+    yield trainer
+    trainer.close()
+
+
+def sequences():
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randint(10, 320, (n,), generator=generator).tolist() for n in (24, 17, 9, 30)]
+
+
+def samples(trainer, advantages=(1.0, -1.0, 0.5, -0.5), shift=0.0):
+    made = []
+    for ids, advantage in zip(sequences(), advantages, strict=True):
+        mask = [i >= 4 for i in range(len(ids))]
+        log_probs = [0.0, *(p + shift for p in trainer.score(ids))]
+        made.append(
+            Sample(ids, mask, log_probs, [advantage if m else 0.0 for m in mask], group_id="g", policy_version=0)
+        )
+    return made
+
+
+def rows_of(made, budget=4096):
+    [rows] = pack(made, 1, budget, pad_id=0)
+    return rows
+
+
+def reference(folder):
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+
+
+def hand_made_loss(model, made):
+    """The clipped loss and the entropy from transformers, one sequence at a time."""
+    loss, tokens = 0.0, 0
+    for sample in made:
+        log_p = model(torch.tensor([sample.token_ids])).logits[0, :-1].log_softmax(-1)
+        target = log_p.gather(-1, torch.tensor(sample.token_ids[1:])[:, None])[:, 0]
+        mask = torch.tensor(sample.loss_mask[1:])
+        ratio = (target - torch.tensor(sample.log_probs[1:])).exp()
+        a = torch.tensor(sample.advantages[1:])
+        clipped = ratio.clamp(1 - ALGORITHM.clip_low, 1 + ALGORITHM.clip_high)
+        entropy = -(log_p.exp() * log_p).sum(-1)
+        objective = torch.minimum(ratio * a, clipped * a) + ALGORITHM.entropy_coefficient * entropy
+        loss = loss - objective[mask].sum()
+        tokens += int(mask.sum())
+    return loss / tokens
+
+
+def test_loss_and_gradient_equal_transformers_however_the_batch_is_split(trainer, tokenizer, tmp_path):
+    made = samples(trainer, shift=0.1)
+    trainer.export(tmp_path / "exported", tokenizer)
+    model = reference(tmp_path / "exported")
+    expected = hand_made_loss(model, made)
+    expected.backward()
+    norm = torch.nn.utils.get_total_norm([p.grad for p in model.parameters() if p.grad is not None])
+
+    rows = rows_of(made, budget=32)
+    assert len(rows) > 1, "several passes"
+    metrics = trainer.update(rows)
+    assert metrics["loss"] == pytest.approx(expected.item(), abs=1e-5)
+    assert metrics["grad_norm"] == pytest.approx(norm.item(), rel=1e-3)
+    assert metrics["ratio/mean"] == pytest.approx(torch.tensor(-0.1).exp().item(), abs=1e-4)
+
+
+def test_an_update_follows_the_advantages(trainer):
+    made = samples(trainer)
+    before = [sum(trainer.score(s.token_ids)[3:]) for s in made]
+    trainer.update(rows_of(made))
+    after = [sum(trainer.score(s.token_ids)[3:]) for s in made]
+    gains = [a - b for a, b in zip(after, before, strict=True)]
+    assert gains[0] > 0 > gains[1]
+
+
+def test_the_reference_stays_where_rl_started_also_after_a_resume(tmp_path, tokenizer):
+    single_process_environment()
+    trainer = PolicyTrainer(MODEL, ParallelConfig(), ALGORITHM, tmp_path / "a", seed=1)
+    trainer.export(tmp_path / "exported", tokenizer)
+    trainer.close()
+
+    model = dataclasses.replace(MODEL, checkpoint=str(tmp_path / "exported"))
+    first = PolicyTrainer(model, ParallelConfig(), ALGORITHM, tmp_path / "rl", seed=1)
+    ids = sequences()[0]
+    start = first.score(ids)
+    first.update(rows_of(samples(first)))
+    first.save()
+    moved = first.score(ids)
+    assert max(abs(a - b) for a, b in zip(start, moved, strict=True)) > 1e-3
+    assert first.reference_score([ids])[0] == pytest.approx(start, abs=1e-6)
+    assert first.score(ids) == pytest.approx(moved, abs=1e-6), "scoring the reference leaves the policy alone"
+    first.close()
+
+    second = PolicyTrainer(model, ParallelConfig(), ALGORITHM, tmp_path / "rl", seed=1)
+    assert second.version == 1
+    assert second.score(ids) == pytest.approx(moved, abs=1e-6)
+    assert second.reference_score([ids])[0] == pytest.approx(start, abs=1e-6)
+    second.close()
