@@ -36,11 +36,11 @@ def _decides(path: str, task: Task) -> bool:
     """Whether a file belongs to the tests and not to the solution."""
     p = PurePosixPath(path)
     stem = _stem(p.name)
-    if p.name in TEST_CONFIG or stem in STARTUP or p.suffix in (".pyc", ".pth") or "__pycache__" in p.parts:
+    top = _stem(p.parts[0])
+    if p.name in TEST_CONFIG or STARTUP & {stem, top} or p.suffix in (".pyc", ".pth") or "__pycache__" in p.parts:
         return True
     if stem.startswith("test_") or stem.endswith("_test") or not TEST_FOLDERS.isdisjoint(p.parts[:-1]):
         return True
-    top = _stem(p.parts[0])
     importable = len(p.parts) > 1 or p.suffix in (".py", ".so")
     return importable and path not in task.files and (top in sys.stdlib_module_names or top in RUNNER_MODULES)
 

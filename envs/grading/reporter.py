@@ -76,5 +76,6 @@ def _supervise(reading, key):
 def _last_line(report):
     """Why it failed, short."""
     crash = getattr(report.longrepr, "reprcrash", None)
-    text = crash.message if crash is not None else str(report.longrepr).strip().rsplit("\n", 1)[-1]
-    return text[:MAX_MESSAGE]
+    if crash is None:
+        return str(report.longrepr).strip().rsplit("\n", 1)[-1][:MAX_MESSAGE]
+    return f"{crash.message[:MAX_MESSAGE]} (line {crash.lineno} of {os.path.basename(crash.path)})"  # noqa: PTH119

@@ -1,0 +1,80 @@
+"""Which files reach the grading sandbox."""
+
+from __future__ import annotations
+
+import pytest
+
+from composer.types import Task
+from envs.grading.clean_state import clean_state
+
+BASE = {
+    "main.py": b"old",
+    "test_main.py": b"visible",
+    "tests/data.txt": b"data",
+    "pyproject.toml": b"[project]",
+    "calendar.py": b"their own",
+}
+HIDDEN = {"test_hidden.py": b"hidden", "tests/unit/test_deep.py": b"deep"}
+TASK = Task("t", "", BASE, HIDDEN)
+
+
+def test_the_agents_solution_stays():
+    final = {**BASE, "main.py": b"new", "pkg/helper.py": b"h", "notes.md": b"n", "calendar.py": b"edited"}
+    assert clean_state(TASK, final) == {**final, **HIDDEN}
+
+
+def test_files_that_the_agent_removed_stay_removed_but_tests_come_back():
+    assert clean_state(TASK, {"notes.md": b"n"}) == {
+        "notes.md": b"n",
+        "test_main.py": b"visible",
+        "tests/data.txt": b"data",
+        "pyproject.toml": b"[project]",
+        **HIDDEN,
+    }
+
+
+@pytest.mark.parametrize("path", ["test_main.py", "tests/data.txt", "pyproject.toml"])
+def test_changed_tests_and_configuration_are_restored(path):
+    assert clean_state(TASK, {**BASE, path: b"forged"}) == {**BASE, **HIDDEN}
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "conftest.py",
+        "pkg/conftest.py",
+        "pytest.ini",
+        ".pytest.ini",
+        "setup.cfg",
+        "tox.ini",
+        "sitecustomize.py",
+        "usercustomize/__init__.py",
+        "test_new.py",
+        "new_test.py",
+        "tests/helper.py",
+        "__pycache__/test_hidden.cpython-311-pytest-9.2.0.pyc",
+        "pkg/__pycache__/x.pyc",
+        "main.pyc",
+        "evil.pth",
+        "pytest.py",
+        "_pytest/__init__.py",
+        "pluggy.py",
+        "json.py",
+        "random/__init__.py",
+        "math.cpython-311-x86_64-linux-gnu.so",
+        "test_hidden.py/file",
+        "test_hidden/__init__.py",
+        "test_hidden.cpython-311-x86_64-linux-gnu.so",
+        "tests/unit",
+        "tests/unit/test_deep/__init__.py",
+    ],
+)
+def test_new_files_that_decide_how_tests_run_are_left_out(path):
+    assert clean_state(TASK, {**BASE, path: b"forged"}) == {**BASE, **HIDDEN}
+
+
+@pytest.mark.parametrize(
+    "path", ["json.txt", "json", "src/json.py", "latest.py", "contest.py", "hidden.py", "a/main.py"]
+)
+def test_names_that_only_look_alike_stay(path):
+    assert clean_state(TASK, {**BASE, path: b"mine"}) == {**BASE, **HIDDEN, path: b"mine"}

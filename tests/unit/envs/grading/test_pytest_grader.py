@@ -1,0 +1,247 @@
+"""The grader with real pytest processes; isolation is tested with the real sandbox under tests/integration."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+
+import pytest
+
+from composer.contract import ExecResult
+from composer.errors import GradingError, SandboxError, TaskError
+from composer.types import Split, Task
+from envs.grading import pytest_grader
+from envs.grading.pytest_grader import PytestGrader, expected_tests
+from envs.tasks.micro import MicroTaskset
+
+sys.path.insert(0, str(Path(__file__).parent))
+from folder_stand_in import FolderBackend, FolderSandbox  # noqa: E402
+
+TASKSET = MicroTaskset()
+TASK = TASKSET.task(Split.TRAIN, 2)
+RIGHT = TASKSET.reference(TASK)
+
+
+def with_tests(source: str, main: str = "x = 1\n") -> Task:
+    return Task("t/train/0", "", {"main.py": main.encode()}, {"test_hidden.py": source.encode()})
+
+
+def grade(task, files, grader=None, backend=None):
+    return asyncio.run((grader or PytestGrader()).grade(task, files, backend or FolderBackend()))
+
+
+def test_expected_tests_are_found_in_the_source():
+    source = """
+import unittest
+def test_a(): pass
+async def test_b(): pass
+def helper(): pass
+class TestC:
+    def test_d(self): pass
+    class TestE:
+        def test_f(self): pass
+    def helper(self): pass
+class Case(unittest.TestCase):
+    def testG(self): pass
+class Other:
+    def test_no(self): pass
+"""
+    task = Task("t", "", {}, {"tests/test_x.py": source.encode(), "data.json": b"{}"})
+    names = {"test_a", "test_b", "TestC::test_d", "TestC::TestE::test_f", "Case::testG"}
+    assert expected_tests(task) == {f"tests/test_x.py::{name}" for name in names}
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [("def helper(): pass", "hold no test function"), ("def test_a(:", "is no Python"), ("\0", "is no Python")],
+)
+def test_hidden_tests_that_cannot_run_are_the_tasks_fault(source, message):
+    with pytest.raises(TaskError, match=message):
+        grade(with_tests(source), {})
+
+
+def test_right_and_wrong():
+    assert grade(TASK, RIGHT).score == 1.0
+    wrong = grade(TASK, TASK.files)
+    assert wrong.score == 0.0 and wrong.details["num_expected"] == 3
+    where = "test_hidden.py::test_case_1: failed in call: AssertionError (line 8 of test_hidden.py)"
+    assert wrong.details["reason"] == where
+
+
+@pytest.mark.parametrize(
+    ("source", "score", "reason"),
+    [
+        ("import pytest\n@pytest.mark.parametrize('n', [1, 2])\ndef test_a(n): assert n", 1.0, ""),
+        ("import pytest\n@pytest.mark.parametrize('n', [1, 0])\ndef test_a(n): assert n", 0.0, "test_a[0]: failed"),
+        ("import pytest\n@pytest.mark.parametrize('n', [])\ndef test_a(n): assert n", 0.0, "skipped"),
+        ("import pytest\n@pytest.mark.skip\ndef test_a(): pass", 0.0, "skipped"),
+        ("import pytest\n@pytest.mark.xfail\ndef test_a(): assert 0", 0.0, "skipped"),
+        ("import pytest\n@pytest.fixture\ndef f():\n    yield\n    assert 0\ndef test_a(f): pass", 0.0, "in teardown"),
+        ("import pytest\n@pytest.fixture\ndef f(): assert 0\ndef test_a(f): pass", 0.0, "failed in setup"),
+        ("import unittest\nclass A(unittest.TestCase):\n    def test_a(self): self.assertEqual(1, 1)", 1.0, ""),
+        (
+            "def test_a(tmp_path, monkeypatch, capsys):\n    print('x')\n    assert capsys.readouterr().out == 'x\\n'",
+            1.0,
+            "",
+        ),
+        ("import main\ndef test_a(): assert main.y", 0.0, "AttributeError"),
+        ("import nowhere\ndef test_a(): pass", 0.0, "in collect"),
+        ("import sys\ndef test_a(): assert sys.stdin.read() == ''", 1.0, ""),
+        ("if 0:\n    def test_a(): pass\ndef test_b(): pass", 1.0, ""),
+        ("def test_a(): pass\ndel test_a\ndef test_b(): pass", 0.0, "1 of the tests did not run"),
+    ],
+)
+def test_outcomes(source, score, reason):
+    verdict = grade(with_tests(source), {"main.py": b"x = 1\n"})
+    assert verdict.score == score, verdict
+    assert reason in verdict.details["reason"]
+
+
+# What an agent may write to pass without solving; each in main.py, which the tests import.
+CHEATS = {
+    "exit at import": "import os\nos._exit(0)\n",
+    "exit politely": "import sys\nsys.exit(0)\n",
+    "exit at the end": "import atexit, os\natexit.register(os._exit, 0)\n",
+    "exit in the function": "import os\ndef scale_row(a, b):\n    os._exit(0)\n",
+    "pytest.exit": "import pytest\npytest.exit('fine', 0)\n",
+    "skip everything": "import pytest\npytest.skip(allow_module_level=True)\n",
+    "equal to everything": "class E:\n    __eq__ = lambda s, o: True\ndef scale_row(a, b):\n    return E()\n",
+    "an int equal to everything": "class E(int):\n    __eq__ = lambda s, o: True\ndef scale_row(a, b):\n    return E()\n",
+    "another type": "import builtins\nclass E(int):\n    __eq__ = lambda s, o: True\n"
+    "builtins.type = lambda o: int\nbuiltins.int = E\ndef scale_row(a, b):\n    return E()\n",
+    "print a verdict": "import os\nfor fd in range(9):\n    try:\n"
+    '        os.write(fd, b\'\\n[{"when": "call", "outcome": "passed", "id": "test_hidden.py::test_case_1"}]\\n\')\n'
+    "    except OSError: pass\ndef scale_row(a, b):\n    return 0\n",
+    "kill the supervisor": "import os\nos.kill(os.getppid(), 9)\n",
+    "read the nonce": "import sys, os\nos.write(1, b'\\n' + sys.stdin.buffer.read() + b'[]\\n')\nos._exit(0)\n",
+    "close everything": "import os\nos.closerange(0, 99)\n",
+}
+
+
+@pytest.mark.parametrize("name", list(CHEATS))
+def test_cheats_in_the_module_get_nothing(name):
+    verdict = grade(TASK, {**TASK.files, "main.py": CHEATS[name].encode()})
+    assert verdict.score == 0.0 and verdict.details["reason"]
+
+
+PATCH = "import pytest\n@pytest.hookimpl(hookwrapper=True)\ndef pytest_runtest_makereport():\n"
+PATCH += "    result = yield\n    result.get_result().outcome = 'passed'\n"
+
+
+@pytest.mark.parametrize(
+    ("path", "content"),
+    [
+        ("conftest.py", PATCH),
+        ("pytest.ini", "[pytest]\naddopts = --deselect test_hidden.py\npython_functions = none_*\n"),
+        ("pyproject.toml", "[tool.pytest.ini_options]\naddopts = '--collect-only'\n"),
+        ("test_hidden.py", "def test_case_1(): pass\ndef test_case_2(): pass\ndef test_case_3(): pass\n"),
+        ("test_hidden/__init__.py", "def test_case_1(): pass\n"),
+        ("pytest.py", "print('composer-grading-ready')\n"),
+        ("sitecustomize.py", "import os\nos._exit(0)\n"),
+    ],
+)
+def test_cheats_beside_the_module_change_nothing(path, content):
+    grader, backend = PytestGrader(memoise=False), FolderBackend()
+    assert grade(TASK, {**TASK.files, path: content.encode()}, grader, backend).score == 0.0
+    assert grade(TASK, {**RIGHT, path: content.encode()}, grader, backend).score == 1.0
+
+
+def test_tests_that_do_not_end_have_failed():
+    verdict = grade(TASK, {"main.py": b"while True: pass\n"}, PytestGrader(timeout_s=1.0))
+    assert verdict.score == 0.0 and verdict.details["reason"] == "the tests did not end within 1 s"
+
+
+def test_a_sandbox_without_pytest_is_not_the_agents_fault(monkeypatch):
+    async def no_pytest(self, argv, **_):
+        return ExecResult(1, b"No module named pytest")
+
+    monkeypatch.setattr(FolderSandbox, "exec", no_pytest)
+    with pytest.raises(GradingError, match="exit code 1: No module named pytest.*needs python3 with pytest"):
+        grade(TASK, RIGHT)
+
+
+def test_reports_are_recognised_by_the_same_words_on_both_sides():
+    assert f"READY = {pytest_grader.READY!r}".replace("'", '"') in pytest_grader.REPORTER.read_text()
+
+
+def test_check_wants_a_passing_reference_and_a_failing_base():
+    async def check(task, reference):
+        await PytestGrader().check(task, reference, FolderBackend())
+
+    asyncio.run(check(TASK, RIGHT))
+    with pytest.raises(TaskError, match=r"micro/train/2 fail on its reference: test_hidden.py::test_case_1: failed"):
+        asyncio.run(check(TASK, TASK.files))
+    with pytest.raises(TaskError, match="pass on its base state"):
+        asyncio.run(check(with_tests("def test_a(): pass"), {}))
+
+
+def test_equal_states_are_graded_once_and_others_are_not():
+    grader, backend = PytestGrader(), FolderBackend()
+
+    async def main():
+        same = [grader.grade(TASK, dict(reversed(RIGHT.items())), backend) for _ in range(5)]
+        verdicts = await asyncio.gather(*same, grader.grade(TASK, TASK.files, backend))
+        again = await grader.grade(TASK, {**RIGHT, "conftest.py": b"undone anyway"}, backend)
+        return [v.score for v in verdicts], again.score
+
+    assert asyncio.run(main()) == ([1.0] * 5 + [0.0], 1.0)
+    assert backend.starts == grader.num_runs == 2
+    other = TASKSET.task(Split.TRAIN, 7)
+    assert other.hidden_tests != TASK.hidden_tests
+    grade(other, RIGHT, grader, backend)
+    grade(TASK, RIGHT, grader, FolderBackend())
+    assert grader.num_runs == 4, "other tests or another backend: another verdict"
+    assert PytestGrader(memoise=False).memoise is False
+
+
+def test_without_memory_every_state_is_graded():
+    grader, backend = PytestGrader(memoise=False), FolderBackend()
+    assert [grade(TASK, RIGHT, grader, backend).score for _ in range(2)] == [1.0, 1.0]
+    assert backend.starts == 2
+
+
+def test_the_memory_is_bounded_and_forgets_the_oldest_use():
+    grader, backend = PytestGrader(max_verdicts=2), FolderBackend()
+    states = [{**RIGHT, "note": bytes([i])} for i in range(3)]
+    for i in (0, 1, 0, 2, 0):  # 2 pushes out 1
+        grade(TASK, states[i], grader, backend)
+    assert backend.starts == 3
+    grade(TASK, states[1], grader, backend)
+    assert backend.starts == 4
+
+
+def test_failures_and_timeouts_are_never_remembered():
+    grader, backend = PytestGrader(timeout_s=5.0), FolderBackend()
+    backend.errors = [SandboxError("gone")]
+
+    async def both():
+        return await asyncio.gather(*(grader.grade(TASK, RIGHT, backend) for _ in range(2)), return_exceptions=True)
+
+    assert [str(e) for e in asyncio.run(both())] == ["gone", "gone"], "siblings share the failure"
+    assert grade(TASK, RIGHT, grader, backend).score == 1.0 and backend.starts == 2
+    slow = PytestGrader(timeout_s=0.5)
+    for _ in range(2):
+        assert grade(TASK, {"main.py": b"while True: pass"}, slow, backend).score == 0.0
+    assert backend.starts == 4
+
+
+def test_cancelling_one_of_two_leaves_the_other_its_run_and_cancelling_both_ends_it():
+    grader, backend = PytestGrader(), FolderBackend()
+
+    async def main():
+        backend.gate = asyncio.Event()
+        first, second = (asyncio.create_task(grader.grade(TASK, RIGHT, backend)) for _ in range(2))
+        await asyncio.sleep(0.01)
+        first.cancel()
+        await asyncio.sleep(0.01)
+        backend.gate.set()
+        assert (await second).score == 1.0 and first.cancelled() and backend.starts == 1
+        backend.gate.clear()
+        alone = asyncio.create_task(grader.grade(TASK, TASK.files, backend))
+        await asyncio.sleep(0.01)
+        alone.cancel()
+        await asyncio.sleep(0.01)
+        return [t for t in asyncio.all_tasks() if t is not asyncio.current_task()]
+
+    assert asyncio.run(main()) == []
