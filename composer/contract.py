@@ -84,6 +84,7 @@ class Sandbox(Protocol):
         Raises:
             SandboxError: the sandbox is gone or does not answer.
         """
+        ...
 
     async def exec(
         self,
@@ -98,6 +99,7 @@ class Sandbox(Protocol):
         Raises:
             SandboxError: the sandbox is gone or does not answer.
         """
+        ...
 
     async def read(self, path: str, max_bytes: int = 2**20) -> bytes:
         """Read a file (at most `max_bytes` of it) as the sandbox's user.
@@ -108,6 +110,7 @@ class Sandbox(Protocol):
             PermissionError: the sandbox's user may not read it.
             SandboxError: the sandbox is gone or does not answer.
         """
+        ...
 
     async def write(self, path: str, content: bytes) -> None:
         """Write a file, making its folders.
@@ -118,6 +121,7 @@ class Sandbox(Protocol):
             OSError: a limit was hit (ENOSPC, EFBIG).
             SandboxError: the sandbox is gone or does not answer.
         """
+        ...
 
     async def files(self, max_bytes: int = 2**20) -> dict[str, bytes]:
         """Every regular file under `workdir`, path relative to it -> content; symbolic links are not followed.
@@ -126,6 +130,7 @@ class Sandbox(Protocol):
             OSError: the files add up to more than `max_bytes` (EFBIG).
             SandboxError: the sandbox is gone or does not answer.
         """
+        ...
 
     async def stats(self) -> SandboxStats:
         """What was used so far.
@@ -133,9 +138,11 @@ class Sandbox(Protocol):
         Raises:
             SandboxError: the sandbox is gone.
         """
+        ...
 
     async def stop(self) -> None:
         """End every process and remove every trace. Idempotent; raises nothing."""
+        ...
 
 
 class SandboxBackend(Protocol):
@@ -147,12 +154,15 @@ class SandboxBackend(Protocol):
         Raises:
             SandboxStartError: it could not start, or a limit could not be applied.
         """
+        ...
 
     async def close(self) -> None:
         """Stop every sandbox this backend started. Idempotent; raises nothing."""
+        ...
 
     def check(self) -> list[Finding]:
         """What this machine has and lacks for this backend. Starts and stops one real sandbox; raises nothing."""
+        ...
 
     def sweep(self) -> int:
         """Remove what killed runs left behind (processes, cgroups, folders); never touches a live run's.
@@ -160,6 +170,7 @@ class SandboxBackend(Protocol):
         Returns:
             How many leftovers were removed.
         """
+        ...
 
 
 @dataclass(frozen=True)
@@ -186,6 +197,7 @@ class Tool(Protocol):
         Raises:
             SandboxError: the sandbox failed.
         """
+        ...
 
 
 class Taskset(Protocol):
@@ -200,6 +212,7 @@ class Taskset(Protocol):
             IndexError: the taskset is finite and has no such task.
             TaskError: the task cannot be made.
         """
+        ...
 
     def expert(self, task: Task, seed: int) -> list[ToolCall]:
         """A scripted expert's tool calls for the task, not always right; the last one ends the episode.
@@ -207,6 +220,7 @@ class Taskset(Protocol):
         Raises:
             TaskError: the taskset has no expert.
         """
+        ...
 
 
 @dataclass(frozen=True)
@@ -233,6 +247,7 @@ class Grader(Protocol):
             GradingError: the verdict could not be read.
             TaskError: the task's own tests cannot run.
         """
+        ...
 
 
 class Launcher(Protocol):
@@ -244,12 +259,16 @@ class Launcher(Protocol):
         Raises:
             LauncherError: it could not be started or reached before the deadline.
         """
+        ...
 
     def stop(self) -> None:
         """End what `start` began, and nothing else. Idempotent; raises nothing."""
+        ...
 
     def check(self) -> list[Finding]:
         """What is missing for this launcher on this machine."""
+        ...
 
     def sweep(self) -> int:
         """Remove what killed runs left behind; returns how many things were removed."""
+        ...
