@@ -10,6 +10,7 @@ import itertools
 import math
 import os
 import tempfile
+import threading
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -74,19 +75,20 @@ class Engine:
         arguments = engine_arguments(Path(model_dir), config, accelerator, seed)
         sockets = tempfile.TemporaryDirectory(prefix="composer-engine-", ignore_cleanup_errors=True)
         os.environ.update(engine_environment(config, accelerator, threads, sockets.name))
-        before = set(vllm_internals.engine_cores())
+        before, given_up = set(vllm_internals.engine_cores()), threading.Event()
         view = vllm_internals.SchedulerView()
         try:
             async with asyncio.timeout(config.start_timeout_s):
                 # In a thread, since vLLM blocks until EngineCore is ready.
-                llm = await asyncio.to_thread(vllm_internals.build, arguments, view)
+                llm = await asyncio.to_thread(vllm_internals.build, arguments, view, given_up)
                 engine = cls(llm, view, [p for p in vllm_internals.engine_cores() if p not in before], config, sockets)
                 await llm.collective_rpc("composer_prepare")
                 await llm.update_weight_version(str(policy_version))
                 engine.policy_version = policy_version
                 return engine
         except BaseException as e:
-            # Killing EngineCore also ends the thread that may still wait for it.
+            # The thread may be about to start EngineCore, or wait for it: killing it ends the wait.
+            given_up.set()
             _kill([p for p in vllm_internals.engine_cores() if p not in before])
             sockets.cleanup()
             if isinstance(e, TimeoutError):

@@ -40,12 +40,24 @@ class SchedulerView:
             self.kv_cache_usage = scheduler_stats.kv_cache_usage
 
 
-def build(arguments: dict[str, Any], view: SchedulerView) -> Any:
-    """Start an `AsyncLLM`. Blocks until EngineCore is ready; raises whatever vLLM raises."""
+def build(arguments: dict[str, Any], view: SchedulerView, given_up: threading.Event) -> Any:
+    """Start an `AsyncLLM`. Blocks until EngineCore is ready; raises whatever vLLM raises.
+
+    Args:
+        arguments: of `vllm.AsyncEngineArgs`.
+        view: is told the scheduler's numbers.
+        given_up: set by a caller that waits no longer; then nothing stays alive.
+    """
     from vllm import AsyncEngineArgs
     from vllm.v1.engine.async_llm import AsyncLLM
 
-    llm = AsyncLLM.from_vllm_config(AsyncEngineArgs(**arguments).create_engine_config(), disable_log_stats=False)
+    config = AsyncEngineArgs(**arguments).create_engine_config()
+    if given_up.is_set():
+        raise TimeoutError
+    llm = AsyncLLM.from_vllm_config(config, disable_log_stats=False)
+    if given_up.is_set():
+        close(llm, 0)
+        raise TimeoutError
     # EngineCore keeps sending its scheduler's numbers, but nothing turns them into Prometheus metrics at every step.
     llm.logger_manager, llm.log_stats, llm.output_processor.log_stats = view, False, False
     return llm
