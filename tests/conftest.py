@@ -64,8 +64,10 @@ def marked_processes() -> dict[int, str]:
             if marker not in variables or int(folder.name) == os.getpid():
                 continue
             command = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-            # A zombie, gone while we looked, or this process's own helper, which ends with it.
-            if not command or "multiprocessing.resource_tracker" in command:
+            if not command:  # a zombie, or gone while we looked
+                continue
+            ours = f"PPid:\t{os.getpid()}\n" in (folder / "status").read_text()
+            if ours and "multiprocessing.resource_tracker" in command:  # Python's own helper, which ends with us
                 continue
             test = next((v.decode() for v in variables if v.startswith(b"PYTEST_CURRENT_TEST=")), "")
             found[int(folder.name)] = f"{command.strip()[:200]} ({test or 'started outside a test'})"
