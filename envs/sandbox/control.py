@@ -1,0 +1,165 @@
+"""The owner's end of a fork server: starts it, sends it requests, hears of ends. Never blocks the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+from composer.errors import SandboxStartError
+from envs.sandbox import forkserver
+from envs.sandbox.limits import ControlGroups
+from envs.sandbox.rootfs import Rootfs
+from envs.sandbox.state import State, start_time
+
+_START_TIMEOUT_S = 60.0
+_END_TIMEOUT_S = 5.0
+
+
+class ForkServerClient:
+    """One running fork server. May be used from one event loop after another, not from two at once."""
+
+    def __init__(self, rootfs: Rootfs, state: State, groups: ControlGroups | None,
+                 on_ended: Callable[[str | None, str], None]) -> None:  # fmt: skip
+        """Start the process; `ready` waits for it.
+
+        Args:
+            rootfs: what sandboxes see.
+            state: this backend's folder.
+            groups: its control groups, if any.
+            on_ended: called with a sandbox's id and the reason when nothing of it is left; None stands for all of
+                them, when the fork server itself has ended.
+
+        Raises:
+            SandboxStartError: the process cannot be started.
+        """
+        self._on_ended = on_ended
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._waiting: list[asyncio.Future[None]] = []
+        self._is_ready, self.failure = False, ""
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        # The settings go out in one packet, which the send buffer must hold.
+        self._control.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2**21)
+        folders = [str(folder) for folder in groups.folders] if groups else []
+        settings = {"rootfs": dataclasses.asdict(rootfs), "state": str(state.folder), "control_groups": folders}
+        try:
+            # -I and -S: nothing of the host's environment, user or site-packages is loaded.
+            self._process = subprocess.Popen(
+                [getattr(sys, "_base_executable", sys.executable), "-I", "-S", forkserver.__file__, str(os.getpid()),
+                 str(theirs.fileno())],
+                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env={}, cwd="/",
+                pass_fds=(theirs.fileno(), state.lock), start_new_session=True)  # fmt: skip
+            self._control.send(json.dumps(settings).encode())
+        except OSError as e:
+            self._control.close()
+            raise SandboxStartError(f"the sandboxes' fork server cannot be started: {e}") from e
+        finally:
+            theirs.close()
+        self._control.setblocking(False)
+        pid = self._process.pid
+        state.record({"control_groups": folders, "watchdog": pid, "watchdog_start": start_time(pid)})
+
+    def attach(self) -> None:
+        """Listen on the running event loop."""
+        loop = asyncio.get_running_loop()
+        if loop is self._loop or self._control.fileno() < 0:
+            return
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.remove_reader(self._control)
+        self._loop = loop
+        loop.add_reader(self._control, self._on_message)
+
+    async def ready(self) -> None:
+        """Wait until sandboxes can be started.
+
+        Raises:
+            SandboxStartError: the fork server failed, or was not ready within a minute.
+        """
+        self.attach()
+        if not self._is_ready and not self.failure:
+            future = asyncio.get_running_loop().create_future()
+            self._waiting.append(future)
+            try:
+                async with asyncio.timeout(_START_TIMEOUT_S):
+                    await future
+            except TimeoutError as e:
+                raise SandboxStartError(f"the sandboxes' fork server was not ready after {_START_TIMEOUT_S:g} s") from e
+        if self.failure:
+            raise SandboxStartError(self.failure)
+
+    def start(self, request: dict[str, Any], fds: list[int]) -> None:
+        """Ask for a sandbox.
+
+        Raises:
+            OSError: the fork server has gone, or cannot keep up.
+        """
+        socket.send_fds(self._control, [json.dumps({"op": "start", **request}).encode()], fds)
+
+    def stop(self, name: str) -> None:
+        """Ask for a sandbox's end.
+
+        Raises:
+            OSError: the fork server has gone, or cannot keep up.
+        """
+        self._control.send(json.dumps({"op": "stop", "id": name}).encode())
+
+    def _on_message(self) -> None:
+        while True:
+            try:
+                data = self._control.recv(2**16)
+            except BlockingIOError:
+                return
+            except OSError as e:
+                self._fail(str(e))
+                return
+            if not data:
+                self._fail("the sandboxes' fork server ended")
+                return
+            message = json.loads(data)
+            if "event" in message:
+                self._on_ended(message["id"], message["reason"])
+            elif "error" in message:
+                self._fail(f"sandboxes cannot be started: {message['error']}")
+            else:
+                self._is_ready = True
+                self._wake()
+
+    def _fail(self, reason: str) -> None:
+        self.failure = self.failure or reason
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.remove_reader(self._control)
+        self._wake()
+        self._on_ended(None, self.failure)
+
+    def _wake(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        for future in waiting:
+            if not future.done():
+                with contextlib.suppress(RuntimeError):
+                    future.set_result(None)
+
+    def close(self) -> None:
+        """End the fork server and with it every sandbox. Blocks for the few milliseconds that this takes."""
+        if self._control.fileno() < 0:
+            return
+        self._fail("the backend was closed")
+        self._control.close()
+        deadline = time.monotonic() + _END_TIMEOUT_S
+        while self._process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.002)
+        self._process.kill()
+        self._process.wait()
+
+    @property
+    def watchdog(self) -> int:
+        """PID of the watchdog, outside all namespaces."""
+        return self._process.pid
+

@@ -1,0 +1,380 @@
+"""The fork server: one small process a backend, which starts, watches and ends that backend's sandboxes.
+
+    owner (the backend's process)
+    `- watchdog       outside all namespaces; ends the fork server when the owner has gone, and removes what is on disk
+       `- fork server PID 1 of a PID namespace: when it ends, the kernel ends everything below it
+          |- bwrap    one a sandbox; its child is the sandbox's PID 1
+          `- supervisor  one a sandbox (supervisor.py)
+
+Why it exists: only from inside a mount namespace of our own can the overlay's upper layer be a tmpfs of a given size
+(`disk_bytes`), for ordinary users too; forking a process of 20 MB is far cheaper than forking one that holds a model;
+and warm.py needs a parent that has imported pytest.
+
+It imports nothing but the standard library and its neighbours, and is run as a script by its own path.
+Control channel: a SOCK_SEQPACKET pair, one JSON message a packet, file descriptors beside it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import os
+import select
+import selectors
+import shutil
+import signal
+import socket
+import sys
+import time
+import traceback
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NoReturn
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from envs.sandbox import limits, linux, rootfs, supervisor, warm  # noqa: E402
+from envs.sandbox.seccomp import build_filter  # noqa: E402
+
+_MESSAGE_BYTES = 2**16
+_PACKET_FDS = 8
+_BWRAP = "/bwrap/bwrap"
+
+
+def main() -> NoReturn:
+    """Become the watchdog of `argv[1]` (the owner's PID) on the control socket `argv[2]`, and fork the fork server."""
+    owner_pid, control_fd = int(sys.argv[1]), int(sys.argv[2])
+    owner = os.pidfd_open(owner_pid)
+    if os.getppid() != owner_pid:
+        os._exit(0)
+    control = socket.socket(fileno=control_fd)
+    settings = json.loads(control.recv(2**22))
+    error = _leave_namespaces()
+    if error:
+        control.send(json.dumps({"error": error}).encode())
+        os._exit(1)
+    child = os.fork()
+    if child == 0:
+        linux.set_parent_death_signal(signal.SIGKILL)
+        os.close(owner)
+        _run(control, settings)
+    control.close()
+    _watch(owner, child, settings)
+
+
+def _leave_namespaces() -> str:
+    """Enter fresh namespaces; returns what is in the way, or an empty string."""
+    uid, gid = os.geteuid(), os.getegid()
+    flags = linux.CLONE_NEWNS | linux.CLONE_NEWPID
+    try:
+        linux.unshare(flags if uid == 0 else flags | linux.CLONE_NEWUSER)
+        if uid != 0:
+            Path("/proc/self/setgroups").write_text("deny")
+            Path("/proc/self/uid_map").write_text(f"0 {uid} 1")
+            Path("/proc/self/gid_map").write_text(f"0 {gid} 1")
+    except OSError as e:
+        return f"this machine does not let us make namespaces ({e})"
+    return ""
+
+
+def _watch(owner: int, child: int, settings: dict[str, Any]) -> NoReturn:
+    """Wait for the fork server to end, ending it if the owner goes first; then clean up in the owner's place."""
+    ended = os.pidfd_open(child)
+    ready = select.select([owner, ended], [], [])[0]
+    if owner in ready:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    # An owner that is alive cleans up itself.
+    if select.select([owner], [], [], 0)[0]:
+        remove_leftovers(settings["state"], settings["control_groups"])
+    os._exit(0)
+
+
+def remove_leftovers(state: str, control_groups: list[str], patience_s: float = 5.0) -> bool:
+    """Remove a dead backend's control groups and its state folder; false if a process in them will not end."""
+    deadline = time.monotonic() + patience_s
+    for folder in control_groups:
+        while not _remove_group(Path(folder)):
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.01)
+    shutil.rmtree(state, ignore_errors=True)
+    return True
+
+
+def _remove_group(folder: Path) -> bool:
+    """Remove a control group with its children, killing what is in them."""
+    try:
+        groups = [*(path for path in folder.iterdir() if path.is_dir()), folder]
+    except FileNotFoundError:
+        return True
+    for group in groups:
+        with contextlib.suppress(OSError):
+            for pid in (group / "cgroup.procs").read_text().split():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(int(pid), signal.SIGKILL)
+            group.rmdir()
+    return not folder.exists()
+
+
+def _run(control: socket.socket, settings: dict[str, Any]) -> NoReturn:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        tree = rootfs.Rootfs.from_dict(settings["rootfs"])
+        rootfs.build(tree, settings["state"] + "/root")
+        if tree.python:
+            warm.preload()
+        gc.collect()
+        gc.freeze()
+        server = ForkServer(control, tree)
+    except BaseException as e:  # noqa: BLE001 - the owner must learn why
+        control.send(json.dumps({"error": f"{type(e).__name__}: {e}"}).encode())
+        os._exit(1)
+    control.send(json.dumps({"ok": True}).encode())
+    try:
+        server.loop()
+    except Exception as e:  # noqa: BLE001
+        control.send(json.dumps({"error": f"the fork server failed: {traceback.format_exc(limit=-2)} {e}"}).encode())
+    finally:
+        os._exit(1)
+
+
+@dataclass
+class _Running:
+    """One sandbox, as the fork server sees it."""
+
+    name: str
+    request: dict[str, Any]
+    channel: int
+    attach: tuple[int, ...]
+    members: int
+    monitor: int
+    """bwrap's process."""
+    stdin: int
+    """Write end of PID 1's standard input: it lives until this closes."""
+    output: int
+    info: int
+    deadline: float
+    supervisor: int = 0
+    init_pidfd: int = -1
+    text: bytes = b""
+    reason: str = ""
+    alive: set[int] = field(default_factory=set)
+    """Children of ours that have not been reaped."""
+
+
+class ForkServer:
+    """Starts and ends sandboxes on request; tells the owner when one has ended."""
+
+    def __init__(self, control: socket.socket, tree: rootfs.Rootfs) -> None:
+        """The process is PID 1 of its namespace and has its own root directory."""
+        self._control, self._tree = control, tree
+        self._seccomp = build_filter()
+        self._environment = environment(tree)
+        self._sandboxes: dict[str, _Running] = {}
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(control, selectors.EVENT_READ, None)
+        read_end, write_end = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        signal.set_wakeup_fd(write_end)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        self._selector.register(read_end, selectors.EVENT_READ, read_end)
+
+    def loop(self) -> NoReturn:
+        """Serve until the owner hangs up; leaving ends every process of every sandbox."""
+        while True:
+            for key, _ in self._selector.select(self._patience()):
+                if key.data is None:
+                    self._on_request()
+                elif isinstance(key.data, int):
+                    os.read(key.data, 4096)
+                    self._reap()
+                elif key.fd in self._selector.get_map() and self._sandboxes.get(key.data.name) is key.data:
+                    # An earlier event of the same round may have ended the sandbox.
+                    self._on_sandbox(key.data, key.fd)
+            now = time.monotonic()
+            for sandbox in [s for s in self._sandboxes.values() if s.deadline <= now]:
+                sandbox.deadline = now + 5.0
+                self._end(sandbox, f"its lifetime of {sandbox.request['lifetime_s']:g} s (lifetime_s) was over")
+
+    def _patience(self) -> float | None:
+        if not self._sandboxes:
+            return None
+        return max(0.0, min(s.deadline for s in self._sandboxes.values()) - time.monotonic())
+
+    def _on_request(self) -> None:
+        data, fds, _, _ = socket.recv_fds(self._control, _MESSAGE_BYTES, _PACKET_FDS)
+        if not data:
+            os._exit(0)
+        request = json.loads(data)
+        if request["op"] == "start":
+            self._start(request, fds)
+        elif request["id"] in self._sandboxes:
+            self._end(self._sandboxes[request["id"]], "it was stopped")
+
+    def _tell(self, message: dict[str, Any]) -> None:
+        try:
+            self._control.send(json.dumps(message).encode())
+        except OSError:
+            os._exit(0)
+
+    def _start(self, request: dict[str, Any], fds: list[int]) -> None:
+        channel, *rest = fds
+        members = rest.pop() if request["grouped"] else -1
+        stdin_read, stdin_write = os.pipe2(os.O_CLOEXEC)
+        output_read, output_write = os.pipe2(os.O_CLOEXEC)
+        info_read, info_write = os.pipe2(os.O_CLOEXEC)
+        # PID 1 is `cat`: the byte comes back as soon as it runs, that is, when the sandbox is complete.
+        os.write(stdin_write, b"r")
+        os.set_blocking(output_read, False)
+        monitor = os.fork()
+        if monitor == 0:
+            self._become_bwrap(request, rest, stdin_read, output_write, info_write)
+        for fd in (stdin_read, output_write, info_write):
+            os.close(fd)
+        sandbox = _Running(request["id"], request, channel, tuple(rest), members, monitor, stdin_write, output_read,
+                           info_read, time.monotonic() + request["lifetime_s"], alive={monitor})  # fmt: skip
+        self._sandboxes[sandbox.name] = sandbox
+        self._selector.register(output_read, selectors.EVENT_READ, sandbox)
+
+    def _become_bwrap(self, request: dict[str, Any], attach: list[int], stdin: int, output: int,
+                      info: int) -> NoReturn:  # fmt: skip
+        try:
+            os.dup2(stdin, 0)
+            os.dup2(output, 1)
+            os.dup2(output, 2)
+            for fd in attach:
+                os.write(fd, b"0")
+            linux.unshare(linux.CLONE_NEWNS)
+            size = request["disk_bytes"] - limits.shm_bytes(request["disk_bytes"])
+            # A file takes a page at least; without a bound, empty files would take kernel memory instead.
+            linux.mount("tmpfs", "/disk", "tmpfs", linux.MS_NOSUID | linux.MS_NODEV,
+                        f"mode=0755,size={size},nr_inodes={max(size // 4096, 64)}")  # fmt: skip
+            os.mkdir("/disk/upper", 0o755)  # noqa: PTH102
+            os.mkdir("/disk/work", 0o755)  # noqa: PTH102
+            uid = self._tree.uid
+            if uid:
+                os.chown("/disk/upper", uid, uid)
+                os.chown("/disk/work", uid, uid)
+                os.setgroups([])
+                os.setresgid(uid, uid, uid)
+                os.setresuid(uid, uid, uid)
+            # Ignored SIGCHLD survives exec: the kernel then reaps PID 1's adopted children by itself.
+            signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+            signal.set_wakeup_fd(-1)
+            program = os.memfd_create("seccomp", 0)
+            os.write(program, self._seccomp)
+            os.lseek(program, 0, os.SEEK_SET)
+            os.set_inheritable(info, True)
+            os.execv(_BWRAP, [_BWRAP, *self._arguments(request, program, info)])
+        except OSError as e:
+            os.write(2, str(e).encode())
+        finally:
+            os._exit(1)
+
+    def _arguments(self, request: dict[str, Any], program: int, info: int) -> list[str]:
+        shm = limits.shm_bytes(request["disk_bytes"])
+        settings = [word for name, value in self._environment.items() for word in ("--setenv", name, value)]
+        return ["--unshare-all", "--unshare-user", "--disable-userns", "--uid", "1000", "--gid", "1000",
+                "--hostname", self._tree.hostname, "--new-session", "--die-with-parent", "--as-pid-1",
+                "--cap-drop", "ALL", "--seccomp", str(program), "--info-fd", str(info), "--clearenv", *settings,
+                "--overlay-src", "/skel", "--overlay", "/disk/upper", "/disk/work", "/",
+                *rootfs.bwrap_binds(self._tree.python), "--proc", "/proc", "--dev", "/dev",
+                "--size", str(shm), "--perms", "1777", "--tmpfs", "/dev/shm", "--remount-ro", "/dev",
+                "--chdir", "/", "--", "/usr/bin/cat"]  # fmt: skip
+
+    def _on_sandbox(self, sandbox: _Running, fd: int) -> None:
+        if fd == sandbox.init_pidfd:
+            self._selector.unregister(fd)
+            self._end(sandbox, "its PID 1 ended")
+            return
+        try:
+            text = os.read(sandbox.output, 4096)
+        except BlockingIOError:
+            return
+        sandbox.text += text
+        if sandbox.text == b"r" and text:
+            self._selector.unregister(sandbox.output)
+            self._supervise(sandbox)
+        elif not text or sandbox.text.endswith(b"\n"):
+            # With SIGCHLD ignored bwrap's monitor outlives a child that failed: its message is the sign.
+            self._selector.unregister(sandbox.output)
+            self._end(sandbox, "it could not start: " + sandbox.text.decode(errors="replace").strip())
+
+    def _supervise(self, sandbox: _Running) -> None:
+        init_pid = json.loads(os.read(sandbox.info, 4096))["child-pid"]
+        try:
+            sandbox.init_pidfd = os.pidfd_open(init_pid)
+            self._selector.register(sandbox.init_pidfd, selectors.EVENT_READ, sandbox)
+            pid = os.fork()
+        except OSError as e:
+            self._end(sandbox, f"it could not start: {e}")
+            return
+        if pid == 0:
+            supervisor.run(supervisor.Assignment(
+                sandbox.init_pidfd, sandbox.channel, sandbox.attach, sandbox.members, init_pid, self._tree.workdir,
+                self._environment, sandbox.request["limits"], self._seccomp, self._tree.python))  # fmt: skip
+        sandbox.supervisor = pid
+        sandbox.alive.add(pid)
+        # Only the supervisor holds the other end from here on: its end is then the end of the channel.
+        for fd in (sandbox.channel, *sandbox.attach):
+            os.close(fd)
+        sandbox.channel, sandbox.attach = -1, ()
+
+    def _end(self, sandbox: _Running, reason: str) -> None:
+        """Kill a sandbox. The owner is told when nothing of it is left."""
+        sandbox.reason = sandbox.reason or reason
+        # The supervisor first: PID 1 is not gone before the supervisor's children, its fellows, have been reaped.
+        if sandbox.supervisor in sandbox.alive:
+            os.kill(sandbox.supervisor, signal.SIGKILL)
+        if sandbox.init_pidfd >= 0:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(sandbox.init_pidfd, signal.SIGKILL)
+            # bwrap's monitor must see PID 1 through: it is killed only when that is gone.
+            if not select.select([sandbox.init_pidfd], [], [], 0)[0]:
+                return
+        if sandbox.monitor in sandbox.alive:
+            os.kill(sandbox.monitor, signal.SIGKILL)
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                pid, _ = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            for sandbox in [s for s in self._sandboxes.values() if pid in s.alive]:
+                sandbox.alive.discard(pid)
+                if sandbox.alive:
+                    self._end(sandbox, "its supervisor ended" if pid == sandbox.supervisor else "bwrap ended")
+                else:
+                    self._forget(sandbox)
+
+    def _forget(self, sandbox: _Running) -> None:
+        if not sandbox.reason and sandbox.output in self._selector.get_map():
+            with contextlib.suppress(OSError):
+                sandbox.text += os.read(sandbox.output, 4096)
+        reason = sandbox.reason or "it could not start: " + sandbox.text.decode(errors="replace").strip()
+        for fd in (sandbox.channel, *sandbox.attach, sandbox.members, sandbox.stdin, sandbox.output, sandbox.info,
+                   sandbox.init_pidfd):  # fmt: skip
+            if fd >= 0:
+                with contextlib.suppress(KeyError):
+                    self._selector.unregister(fd)
+                os.close(fd)
+        del self._sandboxes[sandbox.name]
+        self._tell({"event": "ended", "id": sandbox.name, "reason": reason})
+
+
+def environment(tree: rootfs.Rootfs) -> dict[str, str]:
+    """The environment of every program in a sandbox. Nothing of the host's own gets in."""
+    path = "/usr/local/bin:/usr/bin:/bin"
+    if tree.python:
+        path = f"{rootfs.PYTHON_HOME}/bin:{path}"
+    return {"HOME": f"/home/{tree.user}", "USER": tree.user, "LOGNAME": tree.user, "SHELL": "/bin/bash",
+            "PATH": path, "LANG": "C.UTF-8", "TERM": "dumb"}  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

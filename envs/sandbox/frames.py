@@ -1,0 +1,89 @@
+"""Messages between the backend, the fork server and the supervisors: a JSON header and raw bytes.
+
+A frame is two big-endian u32 (length of the header, length of the body), the header in JSON, and the body. Bytes
+travel only in the body; text in headers is what `json` escapes, lone surrogates of file names included.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import struct
+from typing import Any
+
+_LENGTHS = struct.Struct(">II")
+_LARGEST = 2**31
+
+
+def pack(header: dict[str, Any], body: bytes = b"") -> bytes:
+    """One frame."""
+    text = json.dumps(header).encode()
+    return _LENGTHS.pack(len(text), len(body)) + text + body
+
+
+def _lengths(raw: bytes) -> tuple[int, int]:
+    header, body = _LENGTHS.unpack(raw)
+    if header + body > _LARGEST:
+        raise ConnectionError("a frame of more than 2 GiB")
+    return header, body
+
+
+def receive_exactly(sock: socket.socket, num_bytes: int) -> bytes:
+    """Read `num_bytes` from a blocking socket.
+
+    Raises:
+        ConnectionError: the other side hung up.
+    """
+    chunks = bytearray()
+    while len(chunks) < num_bytes:
+        chunk = sock.recv(min(num_bytes - len(chunks), 2**20))
+        if not chunk:
+            raise ConnectionError("the other side hung up")
+        chunks += chunk
+    return bytes(chunks)
+
+
+def receive(sock: socket.socket) -> tuple[dict[str, Any], bytes]:
+    """Read one frame from a blocking socket.
+
+    Raises:
+        ConnectionError: the other side hung up.
+    """
+    header, body = _lengths(receive_exactly(sock, _LENGTHS.size))
+    raw = receive_exactly(sock, header + body)
+    return json.loads(raw[:header]), raw[header:]
+
+
+async def exchange(sock: socket.socket, header: dict[str, Any], body: bytes = b"") -> tuple[dict[str, Any], bytes]:
+    """Send one frame over a non-blocking socket and wait for one frame back.
+
+    Raises:
+        ConnectionError: the other side hung up.
+    """
+    loop = asyncio.get_running_loop()
+    await loop.sock_sendall(sock, pack(header, body))
+    return await receive_async(sock)
+
+
+async def receive_async(sock: socket.socket) -> tuple[dict[str, Any], bytes]:
+    """Read one frame from a non-blocking socket.
+
+    Raises:
+        ConnectionError: the other side hung up.
+    """
+    loop = asyncio.get_running_loop()
+    raw = bytearray()
+    wanted, lengths = _LENGTHS.size, None
+    while True:
+        # One answer is read at a time and nothing else is ever in flight, so reading past the frame cannot happen.
+        chunk = await loop.sock_recv(sock, max(2**16, wanted - len(raw)))
+        if not chunk:
+            raise ConnectionError("the other side hung up")
+        raw += chunk
+        if lengths is None and len(raw) >= _LENGTHS.size:
+            lengths = _lengths(bytes(raw[: _LENGTHS.size]))
+            wanted = _LENGTHS.size + sum(lengths)
+        if lengths is not None and len(raw) >= wanted:
+            start = _LENGTHS.size + lengths[0]
+            return json.loads(raw[_LENGTHS.size : start]), bytes(raw[start:wanted])

@@ -1,0 +1,118 @@
+"""The few Linux system calls that Python 3.11 has no function for, through the C library.
+
+Every function raises `OSError` with the kernel's errno. Only the fork server and the supervisors call these.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from pathlib import Path
+
+CLONE_NEWNS = 0x00020000
+CLONE_NEWCGROUP = 0x02000000
+CLONE_NEWUTS = 0x04000000
+CLONE_NEWIPC = 0x08000000
+CLONE_NEWUSER = 0x10000000
+CLONE_NEWPID = 0x20000000
+CLONE_NEWNET = 0x40000000
+
+MS_RDONLY = 0x1
+MS_NOSUID = 0x2
+MS_NODEV = 0x4
+MS_NOEXEC = 0x8
+MS_REMOUNT = 0x20
+MS_BIND = 0x1000
+MS_REC = 0x4000
+MS_PRIVATE = 0x40000
+_MNT_DETACH = 0x2
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_DUMPABLE = 4
+_PR_SET_SECCOMP = 22
+_PR_CAPBSET_DROP = 24
+_PR_SET_NO_NEW_PRIVS = 38
+_PR_CAP_AMBIENT = 47
+_PR_CAP_AMBIENT_CLEAR_ALL = 4
+_SECCOMP_MODE_FILTER = 2
+_CAPABILITY_VERSION_3 = 0x20080522
+
+# pivot_root has no wrapper in glibc; its number differs between the architectures that seccomp.py knows.
+_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def _check(result: int, what: str) -> None:
+    if result < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{what}: {os.strerror(number)}")
+
+
+def unshare(flags: int) -> None:
+    """Leave the namespaces in `flags` (CLONE_NEW*) for fresh ones."""
+    _check(_libc.unshare(flags), "unshare")
+
+
+def setns(fd: int, flags: int) -> None:
+    """Enter the namespaces in `flags` of the process behind the pidfd `fd`."""
+    _check(_libc.setns(fd, flags), "setns")
+
+
+def mount(source: str | None, target: str, kind: str | None, flags: int, data: str | None = None) -> None:
+    """mount(2); None stands for a null pointer."""
+    raw = [None if value is None else os.fsencode(value) for value in (source, target, kind, data)]
+    _check(_libc.mount(raw[0], raw[1], raw[2], ctypes.c_ulong(flags), raw[3]), f"mount {source or kind} on {target}")
+
+
+def bind(source: str, target: str) -> None:
+    """Bind-mount `source` on `target`, read-only, without set-uid programs and device files."""
+    mount(source, target, None, MS_BIND)
+    # A remount from inside a user namespace must keep the flags that the outer namespace locked.
+    locked = os.statvfs(target).f_flag & MS_NOEXEC
+    mount(None, target, None, MS_REMOUNT | MS_BIND | MS_RDONLY | MS_NOSUID | MS_NODEV | locked)
+
+
+def pivot_root(new_root: str) -> None:
+    """Make the mount point `new_root` the root directory and drop the old one from the mount namespace."""
+    os.chdir(new_root)
+    # pivot_root(".", ".") stacks the old root on the new one (pivot_root(2), NOTES), so no folder is needed for it.
+    _check(_libc.syscall(ctypes.c_long(_PIVOT_ROOT[os.uname().machine]), b".", b"."), "pivot_root")
+    _check(_libc.umount2(b".", _MNT_DETACH), "umount2")
+    os.chdir("/")
+
+
+def drop_capabilities() -> None:
+    """Drop every capability: bounding set, ambient set, effective, permitted and inheritable."""
+    last = int(Path("/proc/sys/kernel/cap_last_cap").read_text())
+    for capability in range(last + 1):
+        _check(_libc.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0), "prctl(PR_CAPBSET_DROP)")
+    _check(_libc.prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0), "prctl(PR_CAP_AMBIENT)")
+    header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0)
+    nothing = (ctypes.c_uint32 * 6)()
+    _check(_libc.capset(header, nothing), "capset")
+
+
+def set_parent_death_signal(signal: int) -> None:
+    """Have the kernel send `signal` to this process when the thread that forked it ends."""
+    _check(_libc.prctl(_PR_SET_PDEATHSIG, signal, 0, 0, 0), "prctl(PR_SET_PDEATHSIG)")
+
+
+def set_dumpable(dumpable: bool) -> None:
+    """Say whether processes of the same user may look into this one (/proc/<pid>/mem, core dumps)."""
+    _check(_libc.prctl(_PR_SET_DUMPABLE, int(dumpable), 0, 0, 0), "prctl(PR_SET_DUMPABLE)")
+
+
+def set_no_new_privileges() -> None:
+    """Make set-uid bits and file capabilities powerless from here on."""
+    _check(_libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "prctl(PR_SET_NO_NEW_PRIVS)")
+
+
+def install_seccomp(program: bytes) -> None:
+    """Load a classic BPF program (8 bytes an instruction) as this thread's seccomp filter."""
+
+    class _Program(ctypes.Structure):
+        _fields_ = [("length", ctypes.c_ushort), ("instructions", ctypes.c_char_p)]
+
+    argument = _Program(len(program) // 8, program)
+    _check(_libc.prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, ctypes.byref(argument), 0, 0), "prctl(PR_SET_SECCOMP)")

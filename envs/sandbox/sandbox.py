@@ -1,0 +1,216 @@
+"""One running bubblewrap sandbox, as its owner holds it: every call is one frame to the supervisor and one back."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from composer.contract import ExecResult, SandboxLimits, SandboxStats
+from composer.errors import SandboxError, SandboxStartError
+from envs.sandbox import frames
+from envs.sandbox.control import ForkServerClient
+from envs.sandbox.limits import OVERHEAD_PROCESSES, ControlGroup
+
+_ANSWER_S = 15.0
+"""For the supervisor to answer, on top of the command's own deadline."""
+_END_S = 10.0
+
+
+class BubblewrapSandbox:
+    """Keeps `composer.contract.Sandbox`; made by `BubblewrapBackend.start`."""
+
+    def __init__(self, id: str, name: str, workdir: str, limits: SandboxLimits, server: ForkServerClient,
+                 channel: socket.socket, group: ControlGroup | None) -> None:  # fmt: skip
+        """The fork server is about to be asked for it."""
+        self.id, self.workdir = id, workdir
+        self._name, self._limits, self._server, self._channel, self._group = name, limits, server, channel, group
+        self._waiting: list[asyncio.Future[None]] = []
+        self._reason, self._lost = "", ""
+        self._stopping: asyncio.Task[None] | None = None
+        channel.setblocking(False)
+
+    async def wait_until_started(self, files: Mapping[str, bytes]) -> None:
+        """Wait for the supervisor, and have it write the first files.
+
+        Raises:
+            SandboxStartError: the sandbox did not come up, or the files do not fit into it.
+        """
+        listing = [(path, len(content)) for path, content in files.items()]
+        try:
+            # The files travel while the sandbox is still being built.
+            answer, _ = await frames.exchange(self._channel, {"op": "populate", "files": listing},
+                                              b"".join(files.values()))  # fmt: skip
+        except OSError as e:
+            await self._wait_for_end(1.0)
+            raise SandboxStartError(f"sandbox {self.id} could not start: {self._reason or e}") from e
+        if "error" in answer:
+            raise SandboxStartError(f"sandbox {self.id} could not start: {answer['error']}")
+        if number := answer.get("errno"):
+            raise SandboxStartError(f"sandbox {self.id}: file {answer['path']!r} cannot be written: "
+                                    f"{os.strerror(number)}")  # fmt: skip
+
+    async def shell(self, command: str, timeout_s: float | None = None) -> ExecResult:
+        """Run a command line in the persistent shell: `cd` and variables last.
+
+        A command that outlives its deadline is killed with its children and with the shell; the next call gets a
+        new shell, in the directory where the last command had ended, without its variables.
+
+        Raises:
+            SandboxError: the sandbox is gone or does not answer.
+        """
+        return await self._command({"op": "shell"}, command.encode(errors="surrogateescape"), timeout_s)
+
+    async def exec(self, argv: Sequence[str], *, stdin: bytes = b"", env: Mapping[str, str] | None = None,
+                   timeout_s: float | None = None) -> ExecResult:  # fmt: skip
+        """Run one program, without a shell, in a fresh process in `workdir`.
+
+        `python3 -m pytest ...` is answered by a fork of a process that has imported pytest already (warm.py).
+
+        Raises:
+            SandboxError: the sandbox is gone or does not answer.
+        """
+        return await self._command({"op": "exec", "argv": list(argv), "env": dict(env or {})}, stdin, timeout_s)
+
+    async def read(self, path: str, max_bytes: int = 2**20) -> bytes:
+        """Read a file (at most `max_bytes` of it) as the sandbox's user.
+
+        Raises:
+            FileNotFoundError: no such file.
+            IsADirectoryError: the path is a directory.
+            PermissionError: the sandbox's user may not read it, or it is a pipe or a socket.
+            SandboxError: the sandbox is gone or does not answer.
+        """
+        answer, body = await self._ask({"op": "read", "path": path, "max_bytes": max_bytes})
+        if number := answer.get("errno"):
+            error = OSError(number, os.strerror(number), path)
+            if isinstance(error, FileNotFoundError | IsADirectoryError | PermissionError):
+                raise error
+            raise FileNotFoundError(number, os.strerror(number), path)
+        return body
+
+    async def write(self, path: str, content: bytes) -> None:
+        """Write a file, making its folders.
+
+        Raises:
+            IsADirectoryError: the path is a directory.
+            PermissionError: the sandbox's user may not write it, or it lies on a read-only file system.
+            OSError: a limit was hit (ENOSPC, EFBIG), or the path cannot be one.
+            SandboxError: the sandbox is gone or does not answer.
+        """
+        answer, _ = await self._ask({"op": "write", "path": path}, content)
+        if number := answer.get("errno"):
+            if os.strerror(number) == os.strerror(30):
+                raise PermissionError(number, os.strerror(number), path)
+            raise OSError(number, os.strerror(number), path)
+
+    async def files(self, max_bytes: int = 2**20) -> dict[str, bytes]:
+        """Every regular file under `workdir` that its user may read, path relative to it -> content.
+
+        Raises:
+            OSError: the files, names included, add up to more than `max_bytes` (EFBIG).
+            SandboxError: the sandbox is gone or does not answer.
+        """
+        answer, body = await self._ask({"op": "files", "max_bytes": max_bytes})
+        if number := answer.get("errno"):
+            raise OSError(number, os.strerror(number), self.workdir)
+        found, start = {}, 0
+        for path, size in answer["files"]:
+            found[path] = body[start : start + size]
+            start += size
+        return found
+
+    async def stats(self) -> SandboxStats:
+        """What was used so far.
+
+        Raises:
+            SandboxError: the sandbox is gone.
+        """
+        self._check()
+        if self._group is None:
+            answer, _ = await self._ask({"op": "stats"})
+            return SandboxStats(answer["peak_memory_bytes"], answer["cpu_seconds"], answer["num_processes"])
+        try:
+            usage = self._group.usage()
+        except OSError as e:
+            raise self._gone() from e
+        return SandboxStats(usage.peak_memory_bytes, usage.cpu_seconds,
+                            max(0, usage.num_processes - OVERHEAD_PROCESSES + 1))  # fmt: skip
+
+    async def stop(self) -> None:
+        """End every process and remove every trace. Idempotent; raises nothing."""
+        if self._stopping is None or self._stopping.get_loop().is_closed():
+            self._stopping = asyncio.ensure_future(self._stop())
+        await asyncio.shield(self._stopping)
+
+    async def _stop(self) -> None:
+        if not self._reason:
+            self._server.attach()
+            with contextlib.suppress(OSError):
+                self._server.stop(self._name)
+                await self._wait_for_end(_END_S)
+        self.ended("it was stopped")
+        # The last process may still be on its way out of its group.
+        for _ in range(200):
+            if self._group is None or self._group.remove():
+                break
+            await asyncio.sleep(0.005)
+
+    def ended(self, reason: str) -> None:
+        """Nothing of the sandbox is left: remember why, wake who waits, and let go of what the host held."""
+        if self._reason:
+            return
+        self._reason = reason
+        if self._group is not None:
+            self._group.remove()
+        self._channel.close()
+        waiting, self._waiting = self._waiting, []
+        for future in waiting:
+            if not future.done() and not future.get_loop().is_closed():
+                future.set_result(None)
+
+    async def _wait_for_end(self, timeout_s: float) -> None:
+        if self._reason:
+            return
+        future = asyncio.get_running_loop().create_future()
+        self._waiting.append(future)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await future
+
+    async def _command(self, request: dict[str, Any], body: bytes, timeout_s: float | None) -> ExecResult:
+        timeout = self._limits.exec_timeout_s if timeout_s is None else timeout_s
+        began = time.monotonic()
+        answer, output = await self._ask(request | {"timeout_s": timeout}, body, timeout)
+        if number := answer.get("errno"):
+            raise SandboxError(f"sandbox {self.id} could not run a command: {os.strerror(number)}")
+        return ExecResult(answer["exit_code"], output, answer["timed_out"], answer["truncated"],
+                          time.monotonic() - began)  # fmt: skip
+
+    async def _ask(self, request: dict[str, Any], body: bytes = b"", timeout_s: float = 0.0
+                   ) -> tuple[dict[str, Any], bytes]:  # fmt: skip
+        self._check()
+        try:
+            async with asyncio.timeout(timeout_s + _ANSWER_S):
+                return await frames.exchange(self._channel, request, body)
+        except TimeoutError as e:
+            self._lost = f"it did not answer {request['op']!r} within {timeout_s + _ANSWER_S:g} s"
+            raise self._gone() from e
+        except (OSError, ConnectionError) as e:
+            await self._wait_for_end(1.0)
+            raise self._gone() from e
+        except asyncio.CancelledError:
+            # Its answer would be taken for the next call's.
+            self._lost = f"a call of {request['op']!r} was cancelled"
+            raise
+
+    def _check(self) -> None:
+        if self._reason or self._lost:
+            raise self._gone()
+
+    def _gone(self) -> SandboxError:
+        return SandboxError(f"sandbox {self.id} is gone: {self._reason or self._lost or 'its supervisor hung up'}")

@@ -1,0 +1,383 @@
+"""Running commands inside a sandbox: one program, or a line in the persistent shell. Runs in the supervisor.
+
+The supervisor is outside the sandbox's PID namespace: its children are inside, it is not. So programs there can
+neither see it, nor signal it, nor read its memory, and exit codes come from `waitpid` or from a pipe that they do not hold.
+
+Protocol of the persistent shell: the shell reads one NUL-terminated command at a time from a pipe, runs it by `eval`
+with that pipe and the status pipe closed, and then writes exit code and directory to the status pipe. Whatever a
+command prints is output: there is no sentinel to forge. (A program may still attack its own shell, which runs as the
+same user, and fool itself about an exit code; it gains nothing, since verdicts come from `exec`.)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+_COMMAND_FD, _STATUS_FD = 198, 199
+_LOOP = (f"while IFS= read -r -d '' -u {_COMMAND_FD}; do "
+         f'eval "$REPLY" {_COMMAND_FD}<&- {_STATUS_FD}>&-; '
+         f"printf '%s %s\\0' \"$?\" \"$PWD\" >&{_STATUS_FD}; done")  # fmt: skip
+
+_CHUNK = 2**16
+_FREE_READS = 2**22
+"""Bytes of one command's output that are read at full speed. Endless writers then wait for the supervisor."""
+_GRACE_S = 2.0
+"""For processes to end after SIGKILL."""
+TIMED_OUT = 124
+"""Exit code of a command that was killed at its deadline, as timeout(1) says it."""
+
+
+class OutputBuffer:
+    """Keeps the first and the last half of `cap` bytes; the middle is dropped.
+
+    Example:
+        >>> buffer = OutputBuffer(4)
+        >>> buffer.add(b"abc"), buffer.add(b"defg")
+        (None, None)
+        >>> buffer.value(), buffer.truncated
+        (b'abfg', True)
+    """
+
+    def __init__(self, cap: int) -> None:
+        """`cap` in bytes."""
+        self._head, self._tail = bytearray(), bytearray()
+        self._head_cap = cap // 2
+        self._tail_cap = cap - self._head_cap
+        self.num_bytes = 0
+
+    def add(self, data: bytes) -> None:
+        """Take in what was written."""
+        self.num_bytes += len(data)
+        free = self._head_cap - len(self._head)
+        self._head += data[:free]
+        self._tail += data[max(free, 0):]
+        if len(self._tail) > 2 * self._tail_cap + _CHUNK:
+            del self._tail[: len(self._tail) - self._tail_cap]
+
+    @property
+    def truncated(self) -> bool:
+        """Whether something was dropped."""
+        return self.num_bytes > self._head_cap + self._tail_cap
+
+    def value(self) -> bytes:
+        """What is kept."""
+        return bytes(self._head + (self._tail[-self._tail_cap:] if self._tail_cap else b""))
+
+
+@dataclass(frozen=True)
+class Result:
+    """The end of a command; see `composer.contract.ExecResult`."""
+
+    exit_code: int
+    output: bytes
+    timed_out: bool = False
+    truncated: bool = False
+
+
+@dataclass(frozen=True)
+class Inside:
+    """What the supervisor knows of its sandbox."""
+
+    workdir: str
+    environment: dict[str, str]
+    prepare_child: Callable[[], None]
+    """Applies the resource limits; called in a new child before it runs anything."""
+    members: Callable[[], set[int]]
+    """All processes of the sandbox, in this process's PID namespace."""
+    over_memory: Callable[[], bool] | None = None
+    """Whether the sandbox uses more memory than it may, where the kernel does not see to that."""
+    watch_interval_s: float = 0.02
+
+
+def spawn(inside: Inside, run: Callable[[], None], stdin: int, output: int, directory: str) -> int:
+    """Fork a child in the sandbox, in a session of its own, that calls `run` and exits.
+
+    Args:
+        inside: the sandbox.
+        run: executes a program or does not return; an `OSError` from it is printed as a shell would.
+        stdin: file descriptor that becomes 0.
+        output: file descriptor that becomes 1 and 2.
+        directory: where the child starts.
+
+    Raises:
+        OSError: no more processes may be made.
+    """
+    pid = os.fork()
+    if pid:
+        return pid
+    code = 127
+    try:
+        os.setsid()
+        os.dup2(stdin, 0)
+        os.dup2(output, 1)
+        os.dup2(output, 2)
+        for number in range(1, signal.NSIG):
+            with contextlib.suppress(OSError, ValueError):
+                signal.signal(number, signal.SIG_DFL)
+        signal.set_wakeup_fd(-1)
+        inside.prepare_child()
+        os.chdir(directory)
+        run()
+        code = 0
+    except OSError as e:
+        code = 127 if isinstance(e, FileNotFoundError) else 126
+        os.write(2, f"{e.filename or directory}: {e.strerror}\n".encode(errors="surrogateescape"))
+    except SystemExit as e:
+        code = e.code if isinstance(e.code, int) else int(e.code is not None)
+    finally:
+        os._exit(code & 0xFF)
+
+
+def execute(argv: Sequence[str], environment: dict[str, str]) -> None:
+    """Become the program `argv`, looked up in the environment's PATH; on failure raise its `OSError`."""
+    try:
+        os.execvpe(argv[0], list(argv), environment)
+    except OSError as e:
+        e.filename = argv[0]
+        raise
+    except ValueError as e:
+        raise OSError(22, str(e), argv[0]) from e
+
+
+def _exit_code(status: int) -> int:
+    code = os.waitstatus_to_exitcode(status)
+    return code if code >= 0 else 128 - code
+
+
+def reap(pid: int) -> int | None:
+    """The exit code of a child that has ended, or None."""
+    try:
+        done, status = os.waitpid(pid, os.WNOHANG)
+    except ChildProcessError:
+        return 128 + signal.SIGKILL
+    return _exit_code(status) if done else None
+
+
+def kill_others(members: Callable[[], set[int]], keep: set[int]) -> None:
+    """Kill every process of the sandbox that is not in `keep`, also while it multiplies.
+
+    All are stopped before the first is killed: a process that is stopped does not fork, so the second or third
+    look finds nothing new.
+    """
+    deadline = time.monotonic() + _GRACE_S
+    stopped: set[int] = set()
+    while fresh := members() - keep - stopped:
+        for pid in fresh:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGSTOP)
+        stopped |= fresh
+        if time.monotonic() > deadline:
+            break
+    while time.monotonic() < deadline and (left := members() - keep):
+        for pid in left:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+            reap(pid)
+        time.sleep(0.002)
+
+
+class _Watch:
+    """Waits for one command: reads its output, looks at the deadline and at the memory."""
+
+    def __init__(self, inside: Inside, output: int, cap: int, timeout_s: float, keep: set[int]) -> None:
+        self._inside, self._output, self._keep = inside, output, keep
+        self._buffer = OutputBuffer(cap)
+        self._deadline = time.monotonic() + timeout_s
+        self.timed_out = False
+
+    def wait(self, ended: int, stdin: tuple[int, bytes] | None = None) -> None:
+        """Return when the file descriptor `ended` is readable, or when the command had to be killed."""
+        poll = select.poll()
+        poll.register(self._output, select.POLLIN)
+        poll.register(ended, select.POLLIN)
+        write_fd, data = stdin or (-1, b"")
+        if write_fd >= 0:
+            poll.register(write_fd, select.POLLOUT)
+        while True:
+            left = self._deadline - time.monotonic()
+            if left <= 0:
+                self.timed_out = True
+                kill_others(self._inside.members, self._keep)
+                return
+            watched = self._inside.over_memory is not None
+            events = dict(poll.poll(1000 * (min(left, self._inside.watch_interval_s) if watched else left)))
+            if self._output in events and not self._read():
+                poll.unregister(self._output)
+            if write_fd in events:
+                data = self._feed(write_fd, data, events[write_fd])
+                if not data:
+                    poll.unregister(write_fd)
+                    os.close(write_fd)
+                    write_fd = -1
+            if ended in events:
+                break
+            if self._inside.over_memory is not None and self._inside.over_memory():
+                kill_others(self._inside.members, self._keep)
+                break
+        if write_fd >= 0:
+            os.close(write_fd)
+
+    @staticmethod
+    def _feed(fd: int, data: bytes, events: int) -> bytes:
+        if events & (select.POLLERR | select.POLLHUP):
+            return b""
+        try:
+            return data[os.write(fd, data[:_CHUNK]):]
+        except BlockingIOError:
+            return data
+        except OSError:
+            return b""
+
+    def _read(self) -> int:
+        """Read once; 0 at the end of the output, and whenever there is none just now."""
+        try:
+            data = os.read(self._output, _CHUNK)
+        except BlockingIOError:
+            return 0
+        self._buffer.add(data)
+        if self._buffer.num_bytes > _FREE_READS:
+            time.sleep(0.001)
+        return len(data)
+
+    def result(self, exit_code: int) -> Result:
+        """Read what is left in the pipe, which holds no more than 64 KiB, and close the account."""
+        end = self._buffer.num_bytes + _CHUNK
+        while self._buffer.num_bytes < end and self._read():
+            pass
+        code = TIMED_OUT if self.timed_out else exit_code
+        return Result(code, self._buffer.value(), self.timed_out, self._buffer.truncated)
+
+
+def run_program(inside: Inside, run: Callable[[], None], stdin: bytes, timeout_s: float, cap: int) -> Result:
+    """Run one program to its end. Processes that it leaves behind stay, unless the deadline passed."""
+    keep = inside.members()
+    read_end, write_end = os.pipe2(os.O_CLOEXEC)
+    os.set_blocking(read_end, False)
+    stdin_read, stdin_write = os.pipe2(os.O_CLOEXEC) if stdin else (os.open("/dev/null", os.O_RDONLY), -1)
+    try:
+        pid = spawn(inside, run, stdin_read, write_end, inside.workdir)
+    except OSError as e:
+        for fd in (read_end, write_end, stdin_read, *([stdin_write] if stdin else ())):
+            os.close(fd)
+        return Result(126, f"cannot fork: {e.strerror}\n".encode())
+    os.close(write_end)
+    os.close(stdin_read)
+    if stdin:
+        os.set_blocking(stdin_write, False)
+    ended = os.pidfd_open(pid)
+    try:
+        watch = _Watch(inside, read_end, cap, timeout_s, keep)
+        watch.wait(ended, (stdin_write, stdin) if stdin else None)
+        select.select([ended], [], [], _GRACE_S)
+        code = reap(pid)
+        return watch.result(128 + signal.SIGKILL if code is None else code)
+    finally:
+        os.close(ended)
+        os.close(read_end)
+
+
+class PersistentShell:
+    """A bash that lasts from command to command, and is replaced when it ends."""
+
+    def __init__(self, inside: Inside) -> None:
+        """Nothing starts before the first command."""
+        self._inside = inside
+        self._directory = inside.workdir
+        self._pid = 0
+        self._command = self._status = self._output = self._pidfd = -1
+
+    def run(self, command: bytes, timeout_s: float, cap: int) -> Result:
+        """Run a command line.
+
+        Args:
+            command: any text without NUL; several lines are fine.
+            timeout_s: at this deadline the shell and everything that the command started are killed.
+            cap: bytes of output to keep.
+        """
+        if b"\0" in command:
+            return Result(2, b"bash: a command cannot contain a NUL byte\n")
+        if self._pid and reap(self._pid) is not None:
+            self._close()
+        if not self._pid:
+            try:
+                self._start()
+            except OSError as e:
+                return Result(126, f"cannot fork: {e.strerror}\n".encode())
+        keep = self._inside.members() - {self._pid}
+        watch = _Watch(self._inside, self._output, cap, timeout_s, keep)
+        if self._send(command + b"\0", time.monotonic() + timeout_s):
+            watch.wait(self._status)
+        status = b""
+        if not watch.timed_out:
+            with contextlib.suppress(BlockingIOError):
+                status = os.read(self._status, 2**13)
+            if not status:
+                # The shell closed its end: it ended, or became another program by `exec`.
+                watch.wait(self._pidfd)
+        code, _, directory = status.rstrip(b"\0").partition(b" ")
+        if code.isdigit():
+            self._directory = os.fsdecode(directory)
+            return watch.result(int(code))
+        return self._end(watch)
+
+    def _end(self, watch: _Watch) -> Result:
+        """Collect a shell that has ended, or has to. Its successor starts in the directory of the last command."""
+        code = self._collect()
+        if code is None:
+            os.kill(self._pid, signal.SIGKILL)
+            code = self._collect()
+        result = watch.result(128 + signal.SIGKILL if code is None else code)
+        self._close()
+        return result
+
+    def _collect(self) -> int | None:
+        select.select([self._pidfd], [], [], _GRACE_S)
+        return reap(self._pid)
+
+    def _send(self, data: bytes, deadline: float) -> bool:
+        while data:
+            try:
+                data = data[os.write(self._command, data[:_CHUNK]):]
+            except BlockingIOError:
+                if not select.select([], [self._command], [], max(0.0, deadline - time.monotonic()))[1]:
+                    return False
+            except BrokenPipeError:
+                return False
+        return True
+
+    def _start(self) -> None:
+        command_read, self._command = os.pipe2(os.O_CLOEXEC)
+        self._status, status_write = os.pipe2(os.O_CLOEXEC)
+        self._output, output_write = os.pipe2(os.O_CLOEXEC)
+        null = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
+        for fd in (self._command, self._status, self._output):
+            os.set_blocking(fd, False)
+
+        def run() -> None:
+            os.dup2(command_read, _COMMAND_FD)
+            os.dup2(status_write, _STATUS_FD)
+            execute(["bash", "--noprofile", "--norc", "-c", _LOOP], self._inside.environment)
+
+        try:
+            directory = self._directory if os.path.isdir(self._directory) else self._inside.workdir  # noqa: PTH112
+            self._pid = spawn(self._inside, run, null, output_write, directory)
+            self._pidfd = os.pidfd_open(self._pid)
+        except OSError:
+            self._close()
+            raise
+        finally:
+            for fd in (command_read, status_write, output_write, null):
+                os.close(fd)
+
+    def _close(self) -> None:
+        for fd in (self._command, self._status, self._output, self._pidfd):
+            if fd >= 0:
+                os.close(fd)
+        self._pid = 0
+        self._command = self._status = self._output = self._pidfd = -1

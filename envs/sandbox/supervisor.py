@@ -1,0 +1,271 @@
+"""The supervisor of one sandbox: a fork of the fork server that joined the sandbox's namespaces and does its work there.
+
+It has the sandbox's user, control group, file system and seccomp filter, no capability, and no way back. So whatever
+path it is asked to open is resolved by the kernel inside the sandbox, with the sandbox user's rights and limits:
+there is no host path that a symbolic link could lead to. Only its PID namespace is the fork server's (see shell.py).
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import select
+import signal
+import socket
+import stat
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+from envs.sandbox import frames, limits, linux, warm
+from envs.sandbox.shell import Inside, PersistentShell, Result, execute, kill_others, run_program
+
+_SANDBOX_NAMESPACES = (linux.CLONE_NEWUSER | linux.CLONE_NEWNS | linux.CLONE_NEWPID | linux.CLONE_NEWNET
+                       | linux.CLONE_NEWIPC | linux.CLONE_NEWUTS | linux.CLONE_NEWCGROUP)  # fmt: skip
+_UID = 1000
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """What the fork server hands to a new supervisor."""
+
+    init_pidfd: int
+    """The sandbox's PID 1."""
+    channel: int
+    """Socket to the backend."""
+    attach: tuple[int, ...]
+    """Control group files to write "0" into."""
+    members: int
+    """Control group file that lists the processes; -1 without control groups."""
+    init_pid: int
+    workdir: str
+    environment: dict[str, str]
+    limits: dict[str, int]
+    seccomp: bytes
+    warm: bool
+
+
+def run(assignment: Assignment) -> NoReturn:
+    """Join the sandbox and serve it until the backend hangs up. Called in a forked child."""
+    channel = socket.socket(fileno=assignment.channel)
+    try:
+        proc = _join(assignment)
+        inside = _look_around(assignment, proc)
+        Supervisor(assignment, inside).serve(channel)
+    except ConnectionError:
+        os._exit(0)
+    except BaseException as e:  # noqa: BLE001 - the last chance to say why
+        # Unread, the first request would make the kernel drop this answer when the socket closes.
+        frames.receive(channel)
+        channel.sendall(frames.pack({"error": f"{type(e).__name__}: {e}"}))
+    finally:
+        os._exit(1)
+
+
+def _join(assignment: Assignment) -> int:
+    """Take on the sandbox's limits, namespaces, user and filter. Returns a directory descriptor of the outer /proc."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD):
+        signal.signal(number, signal.SIG_DFL)
+    signal.set_wakeup_fd(-1)
+    keep = {0, 1, 2, assignment.init_pidfd, assignment.channel, assignment.members, *assignment.attach}
+    for fd in [int(name) for name in os.listdir("/proc/self/fd")]:  # noqa: PTH208 - numbers, not paths
+        if fd not in keep:
+            try:
+                os.close(fd)
+            except OSError:
+                continue  # the listing's own
+    for fd in assignment.attach:
+        os.write(fd, b"0")
+        os.close(fd)
+    proc = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    if os.getuid() == 0 and Path("/proc/self/setgroups").read_text().strip() == "allow":
+        os.setgroups([])
+    linux.setns(assignment.init_pidfd, _SANDBOX_NAMESPACES)
+    os.close(assignment.init_pidfd)
+    os.setresgid(_UID, _UID, _UID)
+    os.setresuid(_UID, _UID, _UID)
+    linux.drop_capabilities()
+    linux.set_parent_death_signal(signal.SIGKILL)
+    linux.set_dumpable(False)
+    linux.set_no_new_privileges()
+    linux.install_seccomp(assignment.seccomp)
+    os.umask(0o022)
+    os.environ.clear()
+    os.environ.update(assignment.environment)
+    os.chdir("/")
+    return proc
+
+
+def _look_around(assignment: Assignment, proc: int) -> Inside:
+    watched = assignment.members < 0
+    namespace = os.stat(f"{assignment.init_pid}/ns/pid", dir_fd=proc).st_ino if watched else 0
+
+    def members() -> set[int]:
+        if not watched:
+            return {int(pid) for pid in os.pread(assignment.members, 2**16, 0).split()}
+        return {int(name) for name in os.listdir(proc) if name.isdigit() and _namespace(proc, name) == namespace}  # noqa: PTH208
+
+    def prepare_child() -> None:
+        # A process that others of its user may look into, as usual; /proc/self is closed to it otherwise.
+        linux.set_dumpable(True)
+        # When memory runs out, the kernel is to take the program and not its supervisor.
+        Path("/proc/self/oom_score_adj").write_text("500")
+        limits.apply_rlimits(assignment.limits, watched)
+
+    def over_memory() -> bool:
+        used = limits.resident_bytes(proc, members())
+        disk = os.statvfs("/")
+        used += (disk.f_blocks - disk.f_bfree) * disk.f_frsize
+        return used > assignment.limits["memory_bytes"]
+
+    return Inside(assignment.workdir, assignment.environment, prepare_child, members,
+                  over_memory if watched else None, limits.WATCH_INTERVAL_S)  # fmt: skip
+
+
+def _namespace(proc: int, pid: str) -> int:
+    try:
+        return os.stat(f"{pid}/ns/pid", dir_fd=proc).st_ino
+    except OSError:
+        return 0
+
+
+class Supervisor:
+    """Answers the backend's requests, one at a time."""
+
+    def __init__(self, assignment: Assignment, inside: Inside) -> None:
+        """The process has joined the sandbox."""
+        self._assignment, self._inside = assignment, inside
+        self._shell = PersistentShell(inside)
+        self._operations: dict[str, Callable[[dict[str, Any], bytes], tuple[dict[str, Any], bytes]]] = {
+            "populate": self._populate, "shell": self._run_shell, "exec": self._run_program,
+            "read": self._read, "write": self._write, "files": self._files,
+        }  # fmt: skip
+
+    def serve(self, channel: socket.socket) -> NoReturn:
+        """Answer until the backend hangs up.
+
+        Raises:
+            ConnectionError: the backend hung up.
+        """
+        while True:
+            if self._inside.over_memory is not None:
+                self._watch_background(channel)
+            request, body = frames.receive(channel)
+            try:
+                answer, payload = self._operations[request["op"]](request, body)
+            except OSError as e:
+                answer, payload = {"errno": e.errno or errno.EIO, "path": os.fsdecode(e.filename or "")}, b""
+            except ValueError as e:
+                answer, payload = {"errno": errno.EINVAL, "path": str(e)}, b""
+            channel.sendall(frames.pack(answer, payload))
+
+    def _watch_background(self, channel: socket.socket) -> None:
+        """Between commands: look at the memory of what was left running."""
+        while not select.select([channel], [], [], self._inside.watch_interval_s)[0]:
+            if self._inside.over_memory is not None and self._inside.over_memory():
+                kill_others(self._inside.members, {os.getpid(), self._assignment.init_pid})
+            elif len(self._inside.members()) <= 2:
+                return  # PID 1 and the shell
+
+    def _path(self, path: str) -> str:
+        if "\0" in path:
+            raise OSError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+        return os.path.join(self._inside.workdir, path)  # noqa: PTH118 - bytes-safe, and no normalisation of ".."
+
+    def _run_shell(self, request: dict[str, Any], body: bytes) -> tuple[dict[str, Any], bytes]:
+        return _answer(self._shell.run(body, request["timeout_s"], self._assignment.limits["output_bytes"]))
+
+    def _run_program(self, request: dict[str, Any], body: bytes) -> tuple[dict[str, Any], bytes]:
+        argv, extra = request["argv"], request["env"]
+        environment = self._inside.environment | extra
+
+        def start() -> None:
+            if self._assignment.warm and warm.serves(argv, extra):
+                warm.run(argv[3:], environment)
+            execute(argv, environment)
+
+        return _answer(run_program(self._inside, start, body, request["timeout_s"],
+                                   self._assignment.limits["output_bytes"]))  # fmt: skip
+
+    def _read(self, request: dict[str, Any], body: bytes) -> tuple[dict[str, Any], bytes]:
+        return {}, _read_file(self._path(request["path"]), request["max_bytes"], 0)
+
+    def _write(self, request: dict[str, Any], body: bytes) -> tuple[dict[str, Any], bytes]:
+        path = self._path(request["path"])
+        folder = os.path.dirname(path)  # noqa: PTH120
+        if folder:
+            os.makedirs(folder, exist_ok=True)  # noqa: PTH103
+        _write_file(path, body, self._assignment.limits["file_bytes"])
+        return {}, b""
+
+    def _populate(self, request: dict[str, Any], body: bytes) -> tuple[dict[str, Any], bytes]:
+        start = 0
+        for path, size in request["files"]:
+            self._write({"path": path}, body[start : start + size])
+            start += size
+        return {}, b""
+
+    def _files(self, request: dict[str, Any], body: bytes) -> tuple[dict[str, Any], bytes]:
+        found: list[tuple[str, int]] = []
+        contents: list[bytes] = []
+        left = request["max_bytes"]
+        for folder, folders, names, folder_fd in os.fwalk(self._inside.workdir, follow_symlinks=False):
+            folders.sort()
+            for name in sorted(names):
+                path = os.path.relpath(os.path.join(folder, name), self._inside.workdir)  # noqa: PTH118
+                try:
+                    if not stat.S_ISREG(os.stat(name, dir_fd=folder_fd, follow_symlinks=False).st_mode):
+                        continue
+                    content = _read_file(name, left + 1, os.O_NOFOLLOW, folder_fd)
+                except (PermissionError, FileNotFoundError):
+                    continue
+                # A name counts too: a million empty files are no small answer.
+                left -= len(content) + len(os.fsencode(path))
+                if left < 0:
+                    raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), self._inside.workdir)
+                found.append((path, len(content)))
+                contents.append(content)
+        return {"files": found}, b"".join(contents)
+
+
+def _answer(result: Result) -> tuple[dict[str, Any], bytes]:
+    return {"exit_code": result.exit_code, "timed_out": result.timed_out, "truncated": result.truncated}, result.output
+
+
+def _open(path: str, flags: int, folder_fd: int | None = None) -> int:
+    """Open a regular file or a character device. Non-blocking, so that a FIFO cannot hold the supervisor up."""
+    fd = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY, 0o644, dir_fd=folder_fd)
+    mode = os.fstat(fd).st_mode
+    if stat.S_ISREG(mode) or stat.S_ISCHR(mode):
+        return fd
+    os.close(fd)
+    number = errno.EISDIR if stat.S_ISDIR(mode) else errno.EACCES
+    raise OSError(number, os.strerror(number), path)
+
+
+def _read_file(path: str, max_bytes: int, flags: int, folder_fd: int | None = None) -> bytes:
+    fd = _open(path, os.O_RDONLY | flags, folder_fd)
+    chunks, left = [], max_bytes
+    try:
+        while left > 0 and (chunk := os.read(fd, min(left, 2**20))):
+            chunks.append(chunk)
+            left -= len(chunk)
+    except BlockingIOError:
+        pass
+    finally:
+        os.close(fd)
+    return b"".join(chunks)
+
+
+def _write_file(path: str, content: bytes, max_bytes: int) -> None:
+    if len(content) > max_bytes:
+        raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), path)
+    fd = _open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    view = memoryview(content)
+    try:
+        while view:
+            view = view[os.write(fd, view):]
+    finally:
+        os.close(fd)
+
