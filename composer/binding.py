@@ -103,6 +103,8 @@ def suggest(name: str, candidates: Sequence[str], cutoff: float = 0.6) -> str | 
     alias = ALIASES.get(name.lower())
     if alias in candidates:
         return alias
+    if len(name) > 2 and len(begun := [c for c in candidates if c.startswith(name.lower())]) == 1:
+        return begun[0]
     close = difflib.get_close_matches(name.lower(), candidates, n=1, cutoff=cutoff)
     return close[0] if close else None
 

@@ -196,6 +196,11 @@ class HydraSession:
         if match := re.search(r"An item is already at '([^']+)'", text):
             value = _value_of(match[1], overrides)
             return ConfigError(match[1], value, f"the key exists already: write `{match[1]}={value}` without `+`")
+        if match := re.search(r"(\S+) appears more than once in the final defaults list", text):
+            option = _value_of(match[1], overrides)
+            return ConfigError(
+                match[1], option, f"the group is chosen already: write `{match[1]}={option}` without `+`"
+            )
         if match := re.search(r"Could not append '([^']+)'", text):
             group, _, option = match[1].partition("=")
             return ConfigError(group, option, f"the group is chosen already: write `{group}={option}` without `+`")
@@ -227,6 +232,8 @@ class HydraSession:
             return ConfigError("--config-name", name, f"no such config: {text}")
         hint = suggest(name, options)
         meant = f"; did you mean `{group}={hint}`?" if hint else ""
+        if group.startswith("hydra/"):
+            meant += "; more come with Hydra's plugins, such as pip install 'composer[optuna]'"
         source = re.match(r"In '([^']+)'", text)
         where = f" (asked for in {source[1]})" if source and source[1] != self.config_name else ""
         return ConfigError(group, name, f"no such option; the options are {', '.join(options)}{meant}{where}")
@@ -243,6 +250,10 @@ class HydraSession:
 
     def _no_such_key(self, key: str, overrides: Sequence[str]) -> ConfigError:
         parent, _, name = key.rpartition(".")
+        if key.startswith("hydra."):
+            return ConfigError(
+                key, _value_of(key, overrides), "no such key of Hydra's; `composer --cfg hydra` shows them"
+            )
         siblings = list(
             dict.fromkeys(
                 k.removeprefix(f"{parent}.").split(".")[0]

@@ -1,0 +1,141 @@
+"""Relations between keys: impossible meshes, lengths that do not fit, stages without what they need."""
+
+from functools import cache
+
+import pytest
+
+from composer.checks import check
+from composer.checks.common import (
+    data_parallel_ranks,
+    gpus_needed,
+    largest_microbatch,
+    next_multiple,
+    optimizer_steps,
+    sequence_multiple,
+    world_size,
+)
+from composer.compose import apply, compose
+from composer.errors import ConfigError, PlanError
+from composer.schema import Config, ParallelConfig, PhaseConfig, PhaseKind
+
+CUDA = ("parallel.accelerator=cuda", "parallel.num_nodes=0")
+
+
+@cache
+def recipe(*groups: str) -> Config:
+    return compose(groups)
+
+
+def configured(overrides: list[str]) -> Config:
+    """The config of some overrides; single keys are set without composing again, which takes 20 times as long."""
+    if any(o.startswith("~") for o in overrides):
+        return compose(overrides)
+    groups = [o for o in overrides if o.startswith("+experiment")]
+    return apply(recipe(*groups), [o for o in overrides if o not in groups])
+
+
+@pytest.mark.parametrize("overrides", [[], ["+experiment=composer1"], ["+experiment=composer2"]])
+def test_the_recipes_hold(overrides: list[str]) -> None:
+    check(configured(overrides))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "key", "remedy"),
+    [
+        # tiny_moe: 4 heads, 3 layers, 16 experts top-2, vocabulary 1024, context 2048
+        (["parallel.tensor_parallel=3"], "parallel.tensor_parallel", "must divide model.num_heads (4): use 1, 2, 4"),
+        (["model.num_kv_heads=2", "parallel.tensor_parallel=4"], "parallel.tensor_parallel", "model.num_kv_heads (2)"),
+        (["parallel.expert_parallel=3"], "parallel.expert_parallel", "must divide model.num_experts (16)"),
+        (["parallel.expert_parallel=2"], "parallel.expert_parallel", "tensor_parallel (1), from which it is formed"),
+        (["parallel.expert_parallel=4", "parallel.context_parallel=2"], "parallel.expert_parallel", "(2)"),
+        (["parallel.pipeline_parallel=4"], "parallel.pipeline_parallel", "at most model.num_layers (3)"),
+        (["parallel.pipeline_parallel=2"], "parallel.pipeline_parallel", "RL loss does not run under pipeline"),
+        (["parallel.data_parallel_shard=3"], "mix.phases.pretrain.batch_size", "data-parallel ranks (3): 6"),
+        (["parallel.context_parallel=2", "mix.phases.sft.seq_len=254"], "mix.phases.sft.seq_len", "multiple of 4"),
+        (["mix.phases.sft.seq_len=4096"], "mix.phases.sft.seq_len", "at most model.max_context (2048)"),
+        (["mix.phases.sft.tokens=100"], "mix.phases.sft.warmup_steps", "less than the phase's 1 steps"),
+        (["mix.phases.sft.sources.sessions.kind=stdlib_code"], "mix.phases.sft.sources.sessions.kind", "`sessions`"),
+        (["mix.phases.pretrain.sources.code.kind=sessions"], "mix.phases.pretrain.sources.code.kind", "of kind sft"),
+        (["mix.phases.pretrain.sources.code.kind=files"], "mix.phases.pretrain.sources.code.path", "give its path"),
+        (["mix.phases.pretrain.sources.code.path=x"], "mix.phases.pretrain.sources.code.path", "nothing reads it"),
+        (["~mix.phases.pretrain", "~mix.phases.sft"], "mix.phases", "at least one phase"),
+        (["mix.codebase.kind=sessions"], "mix.codebase.kind", "held-out text"),
+        (["stages=[]"], "stages", "at least one"),
+        (["stages=[rl,pretrain]"], "stages", "[pretrain, rl]"),
+        (["stages=[pretrain,pretrain]"], "stages", "twice"),
+        (["stages=[rl]"], "model.checkpoint", "nothing to start from"),
+        (["stages=[pretrain,rl]"], "algorithm.min_start_average", "evaluate_before"),
+        (["generator.max_model_len=4096"], "generator.max_model_len", "at most model.max_context (2048)"),
+        (["env.max_turn_tokens=512"], "env.max_turn_tokens", "less than generator.max_model_len (512)"),
+        (["generator.tensor_parallel=3"], "generator.tensor_parallel", "must divide model.num_heads (4)"),
+        # 3 layers x 2 x 4 heads x 32 x 4 bytes = 3072 bytes a token; 512 tokens = 1572864 bytes
+        (["generator.kv_cache_bytes=1048576"], "generator.kv_cache_bytes", "at least 1572864 bytes"),
+        (["model.head_dim=48"], "model.head_dim", "vLLM on CPU knows 32, 64"),
+        (["model.expert_ffn_size=48"], "model.expert_ffn_size", "multiple of 32: 64"),
+        (["algorithm.microbatch_tokens=256"], "algorithm.microbatch_tokens", "at least 512"),
+        (["algorithm.warmup_steps=60"], "algorithm.warmup_steps", "less than algorithm.num_steps (60)"),
+        (["algorithm.groups_per_step=1", "algorithm.group_size=2", "parallel.data_parallel_shard=4"],
+         "algorithm.groups_per_step", "at least 2 groups"),
+        (["env.grader_weights.nobody=1.0"], "env.grader_weights.nobody", "the graders are hidden_tests"),
+        (["env.grader_weights.hidden_tests=0.0"], "env.grader_weights", "every reward would be 0"),
+        (["~env.graders.hidden_tests"], "env.graders", "at least one grader"),
+        (["~env.tools.read_file", "~env.tools.edit_line", "~env.tools.finish"], "env.tools", "at least one tool"),
+        (["env.limits.lifetime_s=1.0"], "env.limits.lifetime_s", "at least env.episode_timeout_s (120)"),
+        (["algorithm.group_timeout_s=1.0"], "algorithm.group_timeout_s", "at least env.episode_timeout_s (120)"),
+        (["tracking.uri=https://me:hunter2@host"], "tracking.uri", "MLFLOW_TRACKING_PASSWORD"),
+        (["model.experts_per_token=17"], "model.experts_per_token", "at most num_experts (16)"),
+        (["model.num_shared_experts=1"], "model.num_shared_experts", "must be 0"),
+        ([*CUDA, "parallel.num_nodes=1", "parallel.gpus_per_node=1"], "parallel.num_nodes", "need 2 machines"),
+        ([*CUDA, "parallel.gpus_per_node=1"], "weight_sync.method", "weight_sync=filesystem"),
+        ([*CUDA, "parallel.gpus_per_node=3", "parallel.data_parallel_shard=4"], "parallel", "machines of 3 GPUs"),
+        (["+experiment=composer2", "parallel.data_parallel_shard=8", "mix.phases.extension_256k.batch_size=8"],
+         "parallel.data_parallel_shard", "gradients and optimizer take 257 GB"),
+        (["+experiment=composer2", "generator.tensor_parallel=16"], "generator.kv_cache_bytes", "raise generator."),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_run(overrides: list[str], key: str, remedy: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        check(configured(overrides))
+    assert caught.value.key == key
+    assert remedy in str(caught.value)
+    assert "hunter2" not in str(caught.value)
+    assert caught.value.exit_code == 2
+
+
+def test_a_mesh_is_a_plan_error() -> None:
+    with pytest.raises(PlanError):
+        check(configured(["parallel.expert_parallel=3"]))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["env.concurrency=1000"], "1000 episodes at a time share 64 generator seats"),
+        (["generator.kv_cache_bytes=2097152"], "some will wait"),
+        (["stages=[pretrain]", "parallel.pipeline_parallel=2"], "3 layers do not divide into 2 pipeline stages"),
+        (["model.experts_per_token=16"], "hardly a sparse model"),
+        (["+experiment=composer2"], "a file system that every machine sees"),
+        (["+experiment=composer2", "algorithm.microbatch_tokens=524288"], "a trainer rank may need"),
+    ],
+)
+def test_what_may_not_be_meant_is_a_warning(overrides: list[str], words: str) -> None:
+    assert any(words in warning for warning in check(configured(overrides)))
+
+
+def test_numbers_of_a_mesh() -> None:
+    parallel = ParallelConfig(data_parallel_replicate=2, data_parallel_shard=3, context_parallel=4, tensor_parallel=5)
+    assert world_size(parallel) == 120
+    assert data_parallel_ranks(parallel) == 6
+    assert sequence_multiple(parallel) == 40  # 2 x 4 chunks, each cut by 5
+    assert sequence_multiple(ParallelConfig(tensor_parallel=2)) == 2
+    assert (
+        optimizer_steps(PhaseConfig(kind=PhaseKind.sft, tokens=1001, seq_len=100, batch_size=2, learning_rate=1.0)) == 6
+    )
+    assert (next_multiple(10, 4), next_multiple(12, 4)) == (12, 12)
+
+
+def test_numbers_of_a_config() -> None:
+    assert gpus_needed(recipe()) == 0
+    assert gpus_needed(recipe("+experiment=composer2")) == 512 + 5 * 32
+    assert largest_microbatch(recipe("+experiment=composer2")) == 262144
+    assert largest_microbatch(configured(["stages=[pretrain]"])) == 256

@@ -1,0 +1,304 @@
+"""The command in this process. What a run does once it is started is not its part, so a stand-in runs it here."""
+
+import json
+import logging
+import sys
+import types
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from composer.cli import main, split_command
+from composer.config import load
+from composer.errors import TrainingError
+from composer.rundir import RunDirectory, Status
+from composer.schema import Config
+
+Run = Callable[[Config, Any, Path], int]
+
+
+@pytest.fixture(autouse=True)
+def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A working directory of its own, and logging as it was before Hydra configured it."""
+    monkeypatch.chdir(tmp_path)
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield tmp_path
+    for handler in root.handlers:
+        if handler not in handlers:
+            handler.close()
+    root.handlers, root.level = handlers, level
+
+
+@pytest.fixture
+def runs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Config, Path]]:
+    """Stands in for `composer.run.run`: notes what it was given and succeeds."""
+    given: list[tuple[Config, Path]] = []
+
+    def run(config: Config, plan: Any, run_dir: Path) -> int:
+        given.append((config, run_dir))
+        score = {f"average_at_{config.evaluation.samples_per_task}": config.algorithm.learning_rate}
+        (run_dir / "summary.json").write_text(json.dumps({"evaluation": {"after": score}}))
+        return 0
+
+    stand_in(monkeypatch, run)
+    return given
+
+
+def stand_in(monkeypatch: pytest.MonkeyPatch, run: Run) -> None:
+    module = types.ModuleType("composer.run")
+    module.run = run  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "composer.run", module)
+
+
+@pytest.mark.parametrize(
+    ("argv", "command", "rest"),
+    [
+        ([], "run", []),
+        (["plan", "seed=1"], "plan", ["seed=1"]),
+        (["seed=1", "--cfg", "job", "plan"], "plan", ["seed=1", "--cfg", "job"]),
+        (["-m", "doctor"], "doctor", ["-m"]),
+        (["--config-name", "plan"], "run", ["--config-name", "plan"]),
+        (["pln"], "run", ["pln"]),
+    ],
+)
+def test_the_command_word(argv: list[str], command: str, rest: list[str]) -> None:
+    assert split_command(argv) == (command, rest)
+
+
+@pytest.mark.parametrize("command", [[], ["plan"], ["doctor"], ["-m"]])
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("+algorithm.gruop_size=4", "did you mean `algorithm.group_size`?"),
+        ("algorithm.loss=cliped", "did you mean `clipped`?"),
+        ("algorithm.group_size=-1", "at least 2"),
+        ("parallel.expert_parallel=3", "must divide model.num_experts"),
+        ("env.taskset.args.verbs=3", "has no such argument; did you mean `env.taskset.args.verbs_per_operator`?"),
+        ("env.sandbox._target_=os.system", "must begin with one of envs., launchers."),
+    ],
+)
+def test_a_wrong_config_starts_nothing(
+    command: list[str],
+    override: str,
+    message: str,
+    own_folder: Path,
+    runs: list[Any],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main([*command, override]) == 2
+    error = capsys.readouterr().err.strip()
+    assert message in error
+    assert error.startswith("composer: ") and "\n" not in error
+    assert not runs
+    assert not list(own_folder.iterdir())
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [["--cfg", "job", "--info", "all"], ["--resolve"], ["--experimental-rerun", "x"], ["--config-dir", "nowhere"]],
+)
+def test_flags_that_contradict(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(argv) == 2
+    assert capsys.readouterr().err.startswith("composer: --")
+
+
+def test_a_run_gets_a_directory_of_its_own(runs: list[tuple[Config, Path]], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["seed=3"]) == 0
+    assert main(["seed=3"]) == 0
+    (config, first), (_, second) = runs
+    assert config.seed == 3
+    assert first != second
+    assert load(first) == config
+    assert config.run_root == str(Path.cwd() / "runs")
+    for path in (first, second):
+        assert path.is_relative_to(Path.cwd() / "runs")
+        assert {"config.yaml", "plan.yaml", "status.json", "composer.log", ".hydra"} <= {p.name for p in path.iterdir()}
+        assert RunDirectory(path).status is Status.finished
+    assert "- seed=3" in (first / ".hydra" / "overrides.yaml").read_text()
+    assert f"run directory: {first}" in capsys.readouterr().out
+
+
+def test_a_chosen_directory_is_never_overwritten(runs: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["hydra.run.dir=it's mine".replace("'", "")]) == 0
+    assert main(["hydra.run.dir=its mine"]) == 2
+    assert "never overwritten" in capsys.readouterr().err
+    assert len(runs) == 1
+
+
+def test_a_failed_run_says_why_in_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def run(config: Config, plan: Any, run_dir: Path) -> int:
+        raise TrainingError("the loss is not finite at step 3: lower the learning rate")
+
+    stand_in(monkeypatch, run)
+    assert main(["hydra.run.dir=here"]) == 1
+    assert capsys.readouterr().err == "composer: the loss is not finite at step 3: lower the learning rate\n"
+    assert RunDirectory(Path("here")).status is Status.failed
+
+
+def test_an_interrupted_run_is_resumed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    codes, given = [130, 130, 0], []
+
+    def run(config: Config, plan: Any, run_dir: Path) -> int:
+        given.append((config, run_dir))
+        return codes[len(given) - 1]
+
+    stand_in(monkeypatch, run)
+    assert main(["hydra.run.dir=here", "algorithm.num_steps=7"]) == 130
+    assert RunDirectory(Path("here")).status is Status.interrupted
+    assert main(["resume=here"]) == 130
+    assert "nothing differs" in capsys.readouterr().out
+    assert main(["resume=here", "algorithm.num_steps=8"]) == 2
+    assert main(["resume=here", "algorithm.num_stps=8"]) == 2
+    assert main(["-m", "resume=here"]) == 2
+    capsys.readouterr()
+    assert main(["resume=here", "tracking.timeout_s=3"]) == 0
+    assert "tracking.timeout_s: 10.0 -> 3.0" in capsys.readouterr().out
+    assert [d for _, d in given] == [Path("here").absolute()] * 3
+    assert all(c.algorithm.num_steps == 7 for c, _ in given)
+    assert (given[0][0].resume, given[2][0].resume) == (None, str(Path("here").absolute()))
+    assert load(Path("here")).tracking.timeout_s == 3.0
+    assert main(["resume=here"]) == 2
+    assert "finished" in capsys.readouterr().err
+    assert "- algorithm.num_steps=7" in (Path("here") / ".hydra" / "overrides.yaml").read_text()
+
+
+def test_a_plan_of_a_resumed_run_starts_nothing(runs: list[Any]) -> None:
+    assert main(["hydra.run.dir=here"]) == 0
+    RunDirectory(Path("here")).set_status(Status.failed)
+    assert main(["plan", "resume=here"]) == 0
+    assert len(runs) == 1
+
+
+def sweep(*argv: str) -> int:
+    """A sweep without MLflow, which has tests of its own."""
+    return main(["-m", "~hydra.callbacks.sweep", *argv])
+
+
+def test_a_sweep_runs_a_job_for_each_value(runs: list[tuple[Config, Path]]) -> None:
+    assert sweep("algorithm.learning_rate=1e-4,3e-4", "seed=1,2", "hydra.sweep.dir=all") == 0
+    assert [(c.algorithm.learning_rate, c.seed) for c, _ in runs] == [(1e-4, 1), (1e-4, 2), (3e-4, 1), (3e-4, 2)]
+    assert [d.relative_to(Path.cwd()) for _, d in runs] == [Path(f"all/{i}") for i in range(4)]
+    assert all((d / "plan.yaml").is_file() and RunDirectory(d).status is Status.finished for _, d in runs)
+
+
+def test_every_job_is_checked_before_the_first_starts(runs: list[Any], own_folder: Path) -> None:
+    assert sweep("algorithm.group_size=8,4,0") == 2
+    assert sweep("parallel.expert_parallel=1,3") == 2
+    assert not runs
+    assert not list(own_folder.iterdir())
+
+
+def test_a_failed_job_does_not_stop_the_others(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seeds = []
+
+    def run(config: Config, plan: Any, run_dir: Path) -> int:
+        seeds.append(config.seed)
+        if config.seed == 1:
+            raise TrainingError("the loss is not finite")
+        return 0
+
+    stand_in(monkeypatch, run)
+    assert sweep("seed=0,1,2", "hydra.sweep.dir=all") == 1
+    assert seeds == [0, 1, 2]
+    assert [RunDirectory(Path("all") / str(i)).status for i in range(3)] == [
+        Status.finished,
+        Status.failed,
+        Status.finished,
+    ]
+    assert capsys.readouterr().err.rstrip().endswith("composer: the loss is not finite")
+
+
+def test_an_interrupted_job_stops_the_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
+    seeds = []
+
+    def run(config: Config, plan: Any, run_dir: Path) -> int:
+        seeds.append(config.seed)
+        return 130
+
+    stand_in(monkeypatch, run)
+    assert sweep("seed=0,1,2") == 130
+    assert seeds == [0]
+
+
+def test_jobs_cannot_share_a_directory(runs: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
+    assert sweep("seed=0,1", "hydra.sweep.subdir=same") == 2
+    assert "${hydra.job.num}" in capsys.readouterr().err
+    assert len(runs) == 1
+
+
+def test_hydra_expressions_in_the_sweep_directory(runs: list[tuple[Config, Path]]) -> None:
+    assert sweep("seed=0,1", "hydra.sweep.dir=${run_root}/x", "hydra.sweep.subdir=${hydra:job.num}-${seed}") == 0
+    assert [d.name for _, d in runs] == ["0-0", "1-1"]
+
+
+def test_experiments_can_be_swept(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "-m", "+experiment=composer1,composer2"]) == 0
+    out = capsys.readouterr().out
+    assert "qwen3_30b_a3b-composer2" in out and "kimi_k2_5-composer2" in out
+
+
+@pytest.mark.parametrize(
+    ("argv", "expected"),
+    [
+        (["--help"], "composer doctor"),
+        (["plan", "--help"], "algorithm: composer2, quickstart"),
+        (["--hydra-help"], "hydra/launcher"),
+        (["--cfg", "job"], "group_size: 8"),
+        (["plan", "seed=17", "--cfg", "job"], "seed: 17"),
+        (["--cfg", "job", "plan", "--package", "algorithm"], "# @package algorithm"),
+        (["-c", "all", "--resolve", "seed=17"], "seed: 17"),
+        (["--info"], "Config search path"),
+        (["--info", "plan"], "Config search path"),
+        (["--info", "defaults-tree", "+experiment=composer2"], "experiment: composer2"),
+        (["--version"], "composer 0."),
+    ],
+)
+def test_hydras_habits(argv: list[str], expected: str, capsys: pytest.CaptureFixture[str], own_folder: Path) -> None:
+    assert exit_code(argv) == 0
+    assert expected in capsys.readouterr().out
+    assert not list(own_folder.iterdir())
+
+
+def exit_code(argv: list[str]) -> int:
+    try:
+        return main(argv)
+    except SystemExit as exit:
+        return int(exit.code or 0)
+
+
+def test_a_wrong_config_is_still_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--cfg", "job", "+typo=1"]) == 2
+    shown = capsys.readouterr()
+    assert "typo: 1" in shown.out
+    assert "typo=1: no such key" in shown.err
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("composer pl", "plan"),
+        ("composer doc", "doctor"),
+        ("composer algorithm.gr", "algorithm.group_size="),
+        ("composer plan algorithm.gr", "algorithm.group_size="),
+        ("composer plan model=", "model=kimi_k2_5"),
+        ("composer +experiment=composer", "+experiment=composer2"),
+        ("composer plan ", "seed="),
+    ],
+)
+def test_tab_completion(
+    line: str, expected: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COMP_LINE", line)
+    assert exit_code(["-sc", "query=bash"]) == 0
+    assert expected in capsys.readouterr().out.split()
+
+
+def test_tab_completion_is_installed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "argv", ["composer"])
+    assert exit_code(["-sc", "install=bash"]) == 0
+    assert capsys.readouterr().out.rstrip().endswith("-F hydra_bash_completion composer")

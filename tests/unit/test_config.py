@@ -1,0 +1,69 @@
+"""Resolved configs as data."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+import yaml
+
+from composer.compose import apply, compose
+from composer.config import CONFIG_FILE, anchored, differences, load, save, to_dict
+from composer.errors import ConfigError
+
+
+def test_a_config_survives_its_file(tmp_path: Path) -> None:
+    for overrides in ([], ["+experiment=composer2"], ["tracking.run_name='010'", "algorithm.learning_rate=1e-7"]):
+        config = compose(overrides)
+        save(config, tmp_path)
+        assert load(tmp_path) == config
+
+
+def test_a_file_of_another_version(tmp_path: Path) -> None:
+    data = to_dict(compose())
+    data["algorithm"]["old_knob"] = 1
+    (tmp_path / CONFIG_FILE).write_text(yaml.safe_dump(data))
+    with pytest.raises(ConfigError, match=r"algorithm\.old_knob=1: no such key.*config\.yaml"):
+        load(tmp_path)
+    (tmp_path / CONFIG_FILE).write_text("a: [")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        load(tmp_path)
+    with pytest.raises(ConfigError, match="cannot be read"):
+        load(tmp_path / "nowhere")
+
+
+def test_paths_are_anchored(tmp_path: Path) -> None:
+    config = anchored(compose(["+experiment=composer2", "weight_sync.directory=/abs"]), tmp_path)
+    assert config.run_root == str(tmp_path / "runs")
+    assert config.model.checkpoint == str(tmp_path / "models/Kimi-K2.5")
+    assert config.mix.phases["bulk_32k"].sources["code"].path == str(tmp_path / "corpora/code")
+    assert config.mix.codebase.path == str(tmp_path / "corpora/codebase")
+    assert config.weight_sync.directory == "/abs"
+    assert anchored(config, Path("/elsewhere")) == config
+
+
+def test_differences_and_apply() -> None:
+    old = compose()
+    new = apply(old, ["algorithm.num_steps=7", "mix.phases.sft.warmup_steps=1", "stages=[pretrain]"])
+    assert differences(old, old) == []
+    assert {key: value for key, _, value in differences(old, new)} == {
+        "algorithm.num_steps": 7,
+        "mix.phases.sft.warmup_steps": 1,
+        "stages": ["pretrain"],
+    }
+    assert old.algorithm.num_steps != 7
+    with pytest.raises(ConfigError, match=r"did you mean `algorithm\.num_steps`"):
+        apply(old, ["algorithm.num_stps=7"])
+    with pytest.raises(ConfigError, match="override syntax"):
+        apply(old, ["seed={"])
+
+
+def test_plain_data_only() -> None:
+    def plain(value: object) -> bool:
+        if isinstance(value, dict):
+            return all(type(k) is str and plain(v) for k, v in value.items())
+        if isinstance(value, list):
+            return all(map(plain, value))
+        return value is None or type(value) in (int, float, bool, str)
+
+    assert plain(to_dict(compose()))
+    assert dataclasses.is_dataclass(compose())

@@ -1,0 +1,113 @@
+"""Run directories: claimed once, locked by the living, resumed only when that makes sense."""
+
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from composer.compose import compose
+from composer.config import CONFIG_FILE, PLAN_FILE, load, save
+from composer.errors import ConfigError, MachineError, ResumeError
+from composer.resume import resumed
+from composer.rundir import RunDirectory, Status, claim
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> Path:
+    path = tmp_path / "runs" / "1"
+    path.mkdir(parents=True)
+    save(compose(), path)
+    (path / PLAN_FILE).write_text("{}")
+    return path
+
+
+def test_no_directory_is_given_out_twice(tmp_path: Path) -> None:
+    wanted = tmp_path / "a" / "b"
+    assert [claim(wanted, chosen_by_user=False).name for _ in range(3)] == ["b", "b-2", "b-3"]
+
+
+def test_a_directory_of_ones_own_choice(tmp_path: Path) -> None:
+    wanted = tmp_path / "mine"
+    assert claim(wanted, chosen_by_user=True) == wanted
+    assert claim(wanted, chosen_by_user=True) == wanted  # still empty
+    (wanted / "x").touch()
+    with pytest.raises(ConfigError, match="never overwritten"):
+        claim(wanted, chosen_by_user=True)
+    (tmp_path / "file").touch()
+    with pytest.raises(MachineError, match="cannot be made"):
+        claim(tmp_path / "file" / "below", chosen_by_user=True)
+
+
+def test_the_lock_is_the_drivers(run_dir: Path) -> None:
+    directory = RunDirectory(run_dir)
+    with directory.lock():
+        with pytest.raises(ResumeError, match="still alive"):
+            directory.check_resumable()
+        with pytest.raises(ResumeError, match="still alive"), directory.lock():
+            pass
+    directory.check_resumable()
+
+
+def test_the_lock_ends_with_a_killed_process(run_dir: Path) -> None:
+    code = textwrap.dedent(f"""
+        import sys, time
+        from pathlib import Path
+        from composer.rundir import RunDirectory
+        with RunDirectory(Path({str(run_dir)!r})).lock():
+            print("locked", flush=True)
+            time.sleep(60)
+    """)
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None and process.stdout.readline() == "locked\n"
+        with pytest.raises(ResumeError, match=rf"still alive \(process {process.pid} on "):
+            RunDirectory(run_dir).check_resumable()
+        process.kill()
+        process.wait(10)
+    RunDirectory(run_dir).check_resumable()
+
+
+def test_status(run_dir: Path) -> None:
+    directory = RunDirectory(run_dir)
+    assert directory.status is None
+    for status in Status:
+        directory.set_status(status)
+        assert directory.status is status
+    (run_dir / "status.json").write_text("half a fi")
+    assert directory.status is None
+
+
+@pytest.mark.parametrize(
+    ("break_it", "words"),
+    [
+        (lambda d: (d / PLAN_FILE).unlink(), "not a run directory"),
+        (lambda d: (d / CONFIG_FILE).unlink(), "not a run directory"),
+        (lambda d: (d / CONFIG_FILE).write_text("typo: 1"), "no longer fits this version"),
+        (lambda d: RunDirectory(d).set_status(Status.finished), "finished"),
+        (lambda d: d.rename(d.with_name("2")), "no such directory.*runs/2"),
+    ],
+)
+def test_what_cannot_be_resumed(run_dir: Path, break_it, words: str) -> None:
+    break_it(run_dir)
+    with pytest.raises(ResumeError, match=words):
+        resumed(run_dir, [])
+
+
+def test_a_sweep_is_not_a_run(run_dir: Path) -> None:
+    with pytest.raises(ResumeError, match=r"several runs: give one of them, such as .*runs/1"):
+        resumed(run_dir.parent, [])
+
+
+def test_safe_overrides_apply_and_others_do_not(run_dir: Path) -> None:
+    config, changes = resumed(run_dir, ["tracking.timeout_s=3", "mix.phases.sft.checkpoint_every=7", "seed=0"])
+    assert changes == ["mix.phases.sft.checkpoint_every: 100 -> 7", "tracking.timeout_s: 10.0 -> 3.0"]
+    assert (config.tracking.timeout_s, config.resume) == (3.0, str(run_dir))
+    assert resumed(run_dir, [])[1] == []
+    assert load(run_dir).tracking.timeout_s == 10.0
+    with pytest.raises(ResumeError, match=r"`algorithm\.learning_rate` was .* cannot become 0.5"):
+        resumed(run_dir, ["algorithm.learning_rate=0.5"])
+    with pytest.raises(ResumeError, match="changes a whole group"):
+        resumed(run_dir, ["tracking=server"])
+    with pytest.raises(ConfigError, match=r"did you mean `tracking\.timeout_s`"):
+        resumed(run_dir, ["tracking.timeout=3"])
