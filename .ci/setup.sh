@@ -222,7 +222,8 @@ up_to_date && exit 0
 exec 9<"$root"
 flock -n 9 || { say "another set-up of this checkout is running; waiting for it"; flock 9; }
 up_to_date && exit 0
-trap 'say "interrupted; the next make starts it again"; exit 130' INT TERM
+exec 3>&2
+trap 'say "interrupted; the next make starts it again" >&3; exit 130' INT TERM
 find_python
 if [[ -f $stamp && $(<"$stamp") == "$extras "* ]] && "$venv/bin/python" -m pip --version 2>/dev/null | grep -qF "$venv/"; then
     install_all update
