@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import shutil
 import signal
@@ -42,10 +43,8 @@ class FolderSandbox:
         except TimeoutError:
             return ExecResult(-9, b"composer-grading-ready\n", timed_out=True)
         finally:
-            try:
+            with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
             await process.wait()
 
     async def stop(self) -> None:

@@ -1,0 +1,127 @@
+"""The grader in real sandboxes: outcomes of tests, and what an agent may try instead of solving the task."""
+
+from __future__ import annotations
+
+import pytest
+
+from composer.errors import TaskError
+from composer.types import Split, Task
+from envs.grading.pytest_grader import PytestGrader
+from envs.tasks.micro import MicroTaskset
+
+TASKSET = MicroTaskset()
+TASK = TASKSET.task(Split.TRAIN, 2)
+RIGHT = TASKSET.reference(TASK)
+
+
+@pytest.fixture(scope="module")
+def grade(runner, backend):
+    """Grade final files of a task; each state once."""
+    grader = PytestGrader()
+
+    def run(task, files, grader=grader):
+        return runner.run(grader.grade(task, files, backend))
+
+    return run
+
+
+def with_tests(source: str, main: str = "x = 1\n") -> Task:
+    return Task("t/train/0", "", {"main.py": main.encode()}, {"test_hidden.py": source.encode()})
+
+
+@pytest.mark.parametrize(
+    ("source", "score", "reason"),
+    [
+        ("import pytest\n@pytest.mark.parametrize('n', [1, 2])\ndef test_a(n): assert n", 1.0, ""),
+        ("import pytest\n@pytest.mark.parametrize('n', [1, 0])\ndef test_a(n): assert n", 0.0, "test_a[0]: failed"),
+        ("import pytest\n@pytest.mark.parametrize('n', [])\ndef test_a(n): assert n", 0.0, "skipped"),
+        ("import pytest\n@pytest.mark.skip\ndef test_a(): pass", 0.0, "skipped"),
+        ("import pytest\n@pytest.mark.xfail\ndef test_a(): assert 0", 0.0, "skipped"),
+        ("import pytest\n@pytest.fixture\ndef f():\n    yield\n    assert 0\ndef test_a(f): pass", 0.0, "in teardown"),
+        ("import pytest\n@pytest.fixture\ndef f(): assert 0\ndef test_a(f): pass", 0.0, "failed in setup"),
+        ("import unittest\nclass A(unittest.TestCase):\n    def test_a(self): self.assertEqual(1, 1)", 1.0, ""),
+        (
+            "def test_a(tmp_path, monkeypatch, capsys):\n    print('x')\n    assert capsys.readouterr().out == 'x\\n'",
+            1.0,
+            "",
+        ),
+        ("import main\ndef test_a(): assert main.y", 0.0, "AttributeError"),
+        ("import nowhere\ndef test_a(): pass", 0.0, "in collect"),
+        ("import sys\ndef test_a(): assert sys.stdin.read() == ''", 1.0, ""),
+        ("if 0:\n    def test_a(): pass\ndef test_b(): pass", 1.0, ""),
+        ("def test_a(): pass\ndel test_a\ndef test_b(): pass", 0.0, "1 of the tests did not run"),
+    ],
+)
+def test_outcomes(grade, source, score, reason):
+    verdict = grade(with_tests(source), {"main.py": b"x = 1\n"})
+    assert verdict.score == score, verdict
+    assert reason in verdict.details["reason"]
+
+
+# What an agent may write to pass without solving; each in main.py, which the tests import.
+CHEATS = {
+    "exit at import": "import os\nos._exit(0)\n",
+    "exit politely": "import sys\nsys.exit(0)\n",
+    "exit at the end": "import atexit, os\natexit.register(os._exit, 0)\n",
+    "exit in the function": "import os\ndef scale_row(a, b):\n    os._exit(0)\n",
+    "pytest.exit": "import pytest\npytest.exit('fine', 0)\n",
+    "skip everything": "import pytest\npytest.skip(allow_module_level=True)\n",
+    "equal to everything": "class E:\n    __eq__ = lambda s, o: True\ndef scale_row(a, b):\n    return E()\n",
+    "a number equal to everything": "class E(int):\n    __eq__ = lambda s, o: True\n"
+    "def scale_row(a, b):\n    return E()\n",
+    "another type": "import builtins\nclass E(int):\n    __eq__ = lambda s, o: True\n"
+    "builtins.type = lambda o: int\nbuiltins.int = E\ndef scale_row(a, b):\n    return E()\n",
+    "print a verdict": "import json, os\nfor fd in range(9):\n    for case in '123':\n        try:\n"
+    "            event = dict(when='call', outcome='passed', id='test_hidden.py::test_case_' + case)\n"
+    "            os.write(fd, json.dumps(event).encode() + b'\\n')\n"
+    "        except OSError: pass\ndef scale_row(a, b):\n    return 0\n",
+    "kill the supervisor": "import os\nos.kill(os.getppid(), 9)\n",
+    "read the nonce": "import sys, os\nos.write(1, b'\\n' + sys.stdin.buffer.read() + b'[]\\n')\nos._exit(0)\n",
+    "close everything": "import os\nos.closerange(0, 99)\n",
+}
+
+
+@pytest.mark.parametrize("name", list(CHEATS))
+def test_cheats_in_the_module_get_nothing(grade, name):
+    verdict = grade(TASK, {**TASK.files, "main.py": CHEATS[name].encode()})
+    assert verdict.score == 0.0 and verdict.details["reason"]
+
+
+PATCH = "import pytest\n@pytest.hookimpl(hookwrapper=True)\ndef pytest_runtest_makereport():\n"
+PATCH += "    result = yield\n    result.get_result().outcome = 'passed'\n"
+
+
+@pytest.mark.parametrize(
+    ("path", "content"),
+    [
+        ("conftest.py", PATCH),
+        ("pytest.ini", "[pytest]\naddopts = --deselect test_hidden.py\npython_functions = none_*\n"),
+        ("pyproject.toml", "[tool.pytest.ini_options]\naddopts = '--collect-only'\n"),
+        ("test_hidden.py", "def test_case_1(): pass\ndef test_case_2(): pass\ndef test_case_3(): pass\n"),
+        ("test_hidden/__init__.py", "def test_case_1(): pass\n"),
+        ("pytest.py", "print('composer-grading-ready')\n"),
+        ("sitecustomize.py", "import os\nos._exit(0)\n"),
+    ],
+)
+def test_cheats_beside_the_module_change_nothing(grade, path, content):
+    grader = PytestGrader(memoise=False)
+    assert grade(TASK, {**TASK.files, path: content.encode()}, grader).score == 0.0
+    assert grade(TASK, {**RIGHT, path: content.encode()}, grader).score == 1.0
+
+
+def test_tests_that_do_not_end_have_failed(grade):
+    verdict = grade(TASK, {"main.py": b"while True: pass\n"}, PytestGrader(timeout_s=1.0))
+    assert verdict.score == 0.0 and verdict.details["reason"] == "the tests did not end within 1 s"
+
+
+def test_every_micro_task_can_be_graded(runner, backend):
+    for split in Split:
+        task = TASKSET.task(split, 3)
+        runner.run(PytestGrader().check(task, TASKSET.reference(task), backend))
+    with pytest.raises(TaskError, match="fail on its reference"):
+        runner.run(PytestGrader().check(TASK, TASK.files, backend))
+
+
+def test_the_grading_sandbox_is_stopped_whatever_happens(grade, backend):
+    grade(TASK, {"main.py": b"while True: pass\n"}, PytestGrader(timeout_s=0.5))
+    assert not backend._sandboxes
