@@ -207,6 +207,8 @@ class ForkServer:
         data, fds, _, _ = socket.recv_fds(self._control, _MESSAGE_BYTES, _PACKET_FDS)
         if not data:
             os._exit(0)
+        for fd in fds:
+            os.set_inheritable(fd, False)
         request = json.loads(data)
         if request["op"] == "start":
             self._start(request, fds)

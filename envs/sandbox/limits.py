@@ -70,6 +70,15 @@ def resident_bytes(proc: int, pids: set[int]) -> int:
     return pages * resource.getpagesize()
 
 
+def members_of(group: int) -> set[int]:
+    """The processes of the control group behind a directory descriptor, in the caller's PID namespace."""
+    fd = os.open("cgroup.procs", os.O_RDONLY | os.O_CLOEXEC, dir_fd=group)
+    try:
+        return {int(pid) for pid in os.read(fd, 2**16).split()}
+    finally:
+        os.close(fd)
+
+
 @dataclass(frozen=True)
 class Usage:
     """What a control group has used."""
@@ -121,9 +130,11 @@ class ControlGroup:
         return [os.open(folder / name, os.O_WRONLY | os.O_CLOEXEC) for folder in self.folders]
 
     def open_members(self) -> int:
-        """A file descriptor that lists the processes, one a line, in the reader's own PID namespace."""
-        folder = self.folders[min(1, len(self.folders) - 1)]
-        return os.open(folder / "cgroup.procs", os.O_RDONLY | os.O_CLOEXEC)
+        """A descriptor of the directory whose `cgroup.procs` lists the processes.
+
+        It has to be opened anew for each look: version 1 repeats the list of the first read for a second.
+        """
+        return os.open(self.folders[min(1, len(self.folders) - 1)], os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
 
     def usage(self) -> Usage:
         """What was used so far.

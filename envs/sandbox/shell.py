@@ -5,8 +5,8 @@ neither see it, nor signal it, nor read its memory, and exit codes come from `wa
 
 Protocol of the persistent shell: the shell reads one NUL-terminated command at a time from a pipe, runs it by `eval`
 with that pipe and the status pipe closed, and then writes exit code and directory to the status pipe. Whatever a
-command prints is output: there is no sentinel to forge. (A program may still attack its own shell, which runs as the
-same user, and fool itself about an exit code; it gains nothing, since verdicts come from `exec`.)
+command prints is output: there is no sentinel to forge. (Code that the shell itself runs can still find the status
+pipe, and fool itself about an exit code. It gains nothing: verdicts come from `exec`, whose codes come from the kernel.)
 """
 
 from __future__ import annotations
@@ -19,9 +19,11 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-_COMMAND_FD, _STATUS_FD = 198, 199
+_OUTPUT_FD, _COMMAND_FD, _STATUS_FD = 197, 198, 199
+# The streams are given anew to each command, since the one before may have closed its own by `exec`.
 _LOOP = (f"while IFS= read -r -d '' -u {_COMMAND_FD}; do "
-         f'eval "$REPLY" {_COMMAND_FD}<&- {_STATUS_FD}>&-; '
+         f'eval "$REPLY" </dev/null >&{_OUTPUT_FD} 2>&{_OUTPUT_FD} '
+         f"{_OUTPUT_FD}>&- {_COMMAND_FD}<&- {_STATUS_FD}>&-; "
          f"printf '%s %s\\0' \"$?\" \"$PWD\" >&{_STATUS_FD}; done")  # fmt: skip
 
 _CHUNK = 2**16
@@ -360,6 +362,7 @@ class PersistentShell:
             os.set_blocking(fd, False)
 
         def run() -> None:
+            os.dup2(output_write, _OUTPUT_FD)
             os.dup2(command_read, _COMMAND_FD)
             os.dup2(status_write, _STATUS_FD)
             execute(["bash", "--noprofile", "--norc", "-c", _LOOP], self._inside.environment)

@@ -37,7 +37,7 @@ class Assignment:
     attach: tuple[int, ...]
     """Control group files to write "0" into."""
     members: int
-    """Control group file that lists the processes; -1 without control groups."""
+    """Directory of the control group that lists the processes; -1 without control groups."""
     init_pid: int
     workdir: str
     environment: dict[str, str]
@@ -103,7 +103,7 @@ def _look_around(assignment: Assignment, proc: int) -> Inside:
 
     def members() -> set[int]:
         if not watched:
-            return {int(pid) for pid in os.pread(assignment.members, 2**16, 0).split()}
+            return limits.members_of(assignment.members)
         return {int(name) for name in os.listdir(proc) if name.isdigit() and _namespace(proc, name) == namespace}  # noqa: PTH208
 
     def prepare_child() -> None:
@@ -194,9 +194,11 @@ class Supervisor:
     def _write(self, request: dict[str, Any], body: bytes) -> tuple[dict[str, Any], bytes]:
         path = self._path(request["path"])
         folder = os.path.dirname(path)  # noqa: PTH120
-        if folder:
+        try:
             os.makedirs(folder, exist_ok=True)  # noqa: PTH103
-        _write_file(path, body, self._assignment.limits["file_bytes"])
+            _write_file(path, body, self._assignment.limits["file_bytes"])
+        except OSError as e:
+            raise OSError(e.errno, os.strerror(e.errno or 0), request["path"]) from e
         return {}, b""
 
     def _populate(self, request: dict[str, Any], body: bytes) -> tuple[dict[str, Any], bytes]:
