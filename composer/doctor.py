@@ -21,6 +21,7 @@ from composer.contract import Finding
 from composer.errors import ComposerError
 from composer.instantiate import instantiate
 from composer.plan import RunPlan, make_plan
+from composer.plan_table import WIDTH_IN_LOGS
 from composer.schema import Accelerator, Config, Stage, SyncMethod
 
 EXIT_MISSING = 3
@@ -50,7 +51,7 @@ def doctor(config: Config) -> int:
         0 if this config can run here, else 3.
     """
     plan = make_plan(config)
-    console = Console()
+    console = Console(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else WIDTH_IN_LOGS)
     findings = list(examine(config, plan))
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
     for column in ("", "what", "found"):

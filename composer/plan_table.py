@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from itertools import groupby
 
 from rich.console import Console
@@ -10,12 +12,14 @@ from rich.table import Table
 from composer.plan import RunPlan
 from composer.schema import Accelerator
 
+WIDTH_IN_LOGS = 150
 _UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
 
 
 def print_plan(plan: RunPlan, console: Console | None = None) -> None:
     """Print a plan to a terminal or a log (default: stdout)."""
-    console = console or Console(soft_wrap=False)
+    # A log or a pipe has no width of its own; rich would cut at 80.
+    console = console or Console(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else WIDTH_IN_LOGS)
     share = plan.active_parameters / plan.parameters
     console.print(
         f"[bold]{plan.name}[/]  {number(plan.parameters)} parameters, "

@@ -1,16 +1,30 @@
 """The dataclasses behind every config file: what each key means, its unit, its range.
 
-`config.py` merges what Hydra composed into `Config` a second time, strictly, so that nothing unknown, of a wrong type or
-out of range goes further. Ranges stand in the field's metadata (`number`), relations between keys in `plan.py`.
+`binding.py` merges what Hydra composed into `Config` a second time, strictly, so that nothing unknown, of a wrong type
+or out of range goes further. Ranges stand in the field's metadata (`number`), relations between keys in `checks/`.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import Any
 
 from omegaconf import MISSING
+
+from composer.choices import (
+    Accelerator,
+    AdvantageKind,
+    ChatTemplate,
+    Dtype,
+    Family,
+    LossKind,
+    PhaseKind,
+    Schedule,
+    ScoreFunction,
+    SourceKind,
+    Stage,
+    SyncMethod,
+)
 
 
 def number(
@@ -20,117 +34,14 @@ def number(
     return field(default=default, metadata={"minimum": minimum, "maximum": maximum, "above": above})
 
 
-class Family(StrEnum):
-    """Model families whose layers torchtitan and vLLM both know."""
-
-    qwen3_moe = "qwen3_moe"
-    deepseek_v3 = "deepseek_v3"
-
-
-class Dtype(StrEnum):
-    """Number formats."""
-
-    float32 = "float32"
-    bfloat16 = "bfloat16"
-
-
-class ScoreFunction(StrEnum):
-    """How a router turns logits into gates."""
-
-    softmax = "softmax"
-    sigmoid = "sigmoid"
-
-
-class PhaseKind(StrEnum):
-    """What a training phase does: next-token loss on all tokens, or on the assistant's tokens of sessions."""
-
-    pretrain = "pretrain"
-    sft = "sft"
-
-
-class SourceKind(StrEnum):
-    """Where a source's documents come from."""
-
-    stdlib_code = "stdlib_code"
-    """The source files of the running Python's standard library."""
-    stdlib_prose = "stdlib_prose"
-    """Its docstrings and documentation text."""
-    files = "files"
-    """Text files below `path` that match `pattern`."""
-    jsonl = "jsonl"
-    """JSON lines at `path`; the text is in `text_field`."""
-    sessions = "sessions"
-    """Harness sessions of the env's scripted expert (kind sft only)."""
-
-
-class Schedule(StrEnum):
-    """Learning-rate schedules after the warm-up."""
-
-    constant = "constant"
-    linear = "linear"
-    cosine = "cosine"
-
-
-class AdvantageKind(StrEnum):
-    """How rewards of a group become advantages."""
-
-    mean_centered = "mean_centered"
-    """reward - group mean (Dr. GRPO)."""
-    standardized = "standardized"
-    """(reward - group mean) / group standard deviation (GRPO)."""
-
-
-class LossKind(StrEnum):
-    """The policy-gradient loss."""
-
-    clipped = "clipped"
-    """PPO/DAPO: the ratio is clipped to [1 - clip_low, 1 + clip_high]."""
-    cispo = "cispo"
-    """CISPO: the ratio is clipped and detached; no token loses its gradient."""
-
-
-class Stage(StrEnum):
-    """The stages a run may have, in the order of `Config.stages`."""
-
-    pretrain = "pretrain"
-    evaluate_before = "evaluate_before"
-    rl = "rl"
-    evaluate_after = "evaluate_after"
-
-
-class ChatTemplate(StrEnum):
-    """How conversations are written (`composer.rollout.chat.TEMPLATES`)."""
-
-    compact = "compact"
-    """Tools by signature only: for small models, to which every token is dear."""
-    hermes = "hermes"
-    """Tools as JSON schemas, as Hermes and Qwen models know them."""
-    own = "own"
-    """The tokenizer's own template."""
-
-
-class Accelerator(StrEnum):
-    """What the ranks compute on."""
-
-    cpu = "cpu"
-    cuda = "cuda"
-
-
-class SyncMethod(StrEnum):
-    """How weights travel from the trainer to the generators."""
-
-    shared_memory = "shared_memory"
-    """Through /dev/shm: trainer and generators on one machine."""
-    filesystem = "filesystem"
-    """Through a directory that all machines see."""
-
-
 @dataclass(frozen=True)
 class TargetConfig:
     """A class by name and its arguments; `instantiate.py` allows prefixes envs., launchers. and those in `plugins`."""
 
     _target_: str = MISSING
+    """`package.module.Class`."""
     args: dict[str, Any] = field(default_factory=dict)
+    """Keyword arguments of its constructor."""
 
 
 @dataclass(frozen=True)
@@ -138,45 +49,71 @@ class ModelConfig:
     """The base mixture-of-experts model. Sizes in units (heads, features), not bytes."""
 
     name: str = MISSING
+    """Shown in plans and records."""
     family: Family = MISSING
+    """Decides layers, checkpoint format and which keys below mean something."""
     checkpoint: str | None = None
     """A Hugging Face folder to start from; null: random weights."""
     tokenizer: str | None = None
     """A Hugging Face tokenizer folder; null: train a byte-level BPE of `vocab_size` on the mix."""
     vocab_size: int = number(MISSING, 256)
+    """Tokens; also the size of a tokenizer that is trained."""
     hidden_size: int = number(MISSING, 32)
+    """Features of the residual stream."""
     num_layers: int = number(MISSING, 1)
+    """Transformer layers, dense ones included."""
     num_dense_layers: int = number(0, 0)
     """The first layers that have a plain feed-forward network instead of experts."""
     num_heads: int = number(MISSING, 1)
+    """Query heads."""
     num_kv_heads: int = number(MISSING, 1)
+    """Key and value heads; divides `num_heads` (MLA: equal to it)."""
     head_dim: int = number(MISSING, 16)
+    """Features of a head (MLA: of a query or key head, qk_nope_head_dim + qk_rope_head_dim)."""
     dense_ffn_size: int = number(0, 0)
+    """Hidden features of the feed-forward network in dense layers."""
     num_experts: int = number(MISSING, 2)
+    """Routed experts of a layer."""
     experts_per_token: int = number(2, 1)
+    """Routed experts that a token uses (top-k)."""
     num_shared_experts: int = number(0, 0)
+    """Experts that every token uses (deepseek_v3)."""
     expert_ffn_size: int = number(MISSING, 16)
+    """Hidden features of one expert."""
     router_score: ScoreFunction = ScoreFunction.softmax
+    """softmax over all experts (qwen3_moe), or a sigmoid each (deepseek_v3)."""
     router_scale: float = number(1.0, above=0)
+    """Factor on the gates (deepseek_v3)."""
     router_bias_rate: float = number(0.0, 0)
     """Step of the auxiliary-loss-free balancing bias; 0: no bias (qwen3_moe has none)."""
     q_lora_rank: int = number(0, 0)
+    """MLA: rank of the queries' latent; 0: queries are not compressed."""
     kv_lora_rank: int = number(0, 0)
+    """MLA: rank of the latent that keys and values share."""
     qk_nope_head_dim: int = number(0, 0)
+    """MLA: features of a query or key head without rotation."""
     qk_rope_head_dim: int = number(0, 0)
+    """MLA: features of a query or key head with rotation."""
     v_head_dim: int = number(0, 0)
+    """MLA: features of a value head."""
     router_groups: int = number(1, 1)
     """Experts are cut into so many groups, of which a token uses `router_groups_used` (deepseek_v3)."""
     router_groups_used: int = number(1, 1)
+    """At most `router_groups`."""
     rope_theta: float = number(10000.0, above=0)
+    """Base of the rotary embedding's wavelengths."""
     rope_factor: float = number(1.0, 1)
     """YaRN: how much longer the context is than `rope_original_context`; 1: plain rotary embedding (deepseek_v3)."""
     rope_original_context: int = number(4096, 16)
+    """YaRN: context that the model was first trained for, in tokens."""
     rope_beta_fast: float = number(32.0, above=0)
+    """YaRN: rotations over the original context above which a dimension is left alone."""
     max_context: int = number(4096, 16)
     """Positions the rotary embedding is built for, in tokens."""
     norm_eps: float = number(1e-6, above=0)
+    """Added to the mean square in RMSNorm."""
     tie_embeddings: bool = False
+    """Input and output embeddings are one matrix."""
     init_std: float = number(0.02, above=0)
     """Standard deviation of random weights (unused with `checkpoint`)."""
 
@@ -186,11 +123,15 @@ class SourceConfig:
     """One source of a mix."""
 
     kind: SourceKind = MISSING
+    """Decides which keys below are read."""
     weight: float = number(1.0, above=0)
     """Share of tokens, relative to the other sources of the phase."""
     path: str | None = None
+    """files: a folder; jsonl: a file. Relative to the working directory."""
     pattern: str = "**/*"
+    """files: a glob below `path`."""
     text_field: str = "text"
+    """jsonl: the key of the text."""
 
 
 @dataclass(frozen=True)
@@ -198,6 +139,7 @@ class SessionsConfig:
     """The scripted expert's sessions (sources of kind `sessions`)."""
 
     num_sessions: int = number(2000, 1)
+    """Sessions, each on a task of its own; RL begins after these tasks."""
     expert_accuracy: float = number(0.5, 0, 1)
     """Share of sessions in which the expert is right."""
 
@@ -207,21 +149,31 @@ class PhaseConfig:
     """One training phase of the mix."""
 
     kind: PhaseKind = MISSING
+    """Decides which tokens count in the loss, and what the sources are."""
     sources: dict[str, SourceConfig] = field(default_factory=dict)
+    """By a name of your choice."""
     tokens: int = number(MISSING, 1)
     """Tokens to train on, all ranks together; the last batch is whole."""
     seq_len: int = number(MISSING, 16)
+    """Tokens of one sequence."""
     batch_size: int = number(MISSING, 1)
     """Sequences per optimizer step, all ranks together."""
     learning_rate: float = number(MISSING, above=0)
+    """Peak, after the warm-up."""
     warmup_steps: int = number(10, 0)
+    """Optimizer steps from 0 to the peak; less than the phase has."""
     schedule: Schedule = Schedule.cosine
+    """After the warm-up."""
     min_learning_rate_ratio: float = number(0.1, 0, 1)
+    """Where the schedule ends, as a share of the peak."""
     weight_decay: float = number(0.01, 0)
+    """AdamW's, decoupled."""
     max_grad_norm: float = number(1.0, above=0)
+    """The gradient's global norm is clipped to this."""
     evaluate_every: int = number(50, 1)
     """Optimizer steps between evaluations of the codebase loss."""
     checkpoint_every: int = number(50, 1)
+    """Optimizer steps between checkpoints; what an interruption can cost."""
 
 
 @dataclass(frozen=True)
@@ -229,8 +181,11 @@ class MixConfig:
     """What the model reads before RL, phase by phase, and the held-out codebase that measures it."""
 
     name: str = MISSING
+    """Shown in records."""
     phases: dict[str, PhaseConfig] = field(default_factory=dict)
+    """By name, in order."""
     sessions: SessionsConfig = field(default_factory=SessionsConfig)
+    """What sources of kind `sessions` hold."""
     codebase: SourceConfig = field(default_factory=lambda: SourceConfig(kind=SourceKind.stdlib_code))
     """Held-out documents: never trained on, their loss is logged at every evaluation."""
     codebase_share: float = number(0.1, above=0, maximum=0.9)
@@ -244,13 +199,21 @@ class LimitsConfig:
     """Limits of every sandbox (`composer.contract.SandboxLimits`); one that cannot be applied stops the start."""
 
     memory_bytes: int = number(512 * 2**20, 2**20)
+    """Of all processes of a sandbox together."""
     num_processes: int = number(64, 1)
+    """Processes and threads at a time."""
     file_bytes: int = number(64 * 2**20, 1)
+    """Largest single file."""
     disk_bytes: int = number(256 * 2**20, 1)
+    """Everything written to the sandbox's own file system."""
     cpu_seconds: int = number(60, 1)
+    """CPU time of any one process."""
     exec_timeout_s: float = number(30.0, above=0)
+    """Wall time of one command."""
     lifetime_s: float = number(600.0, above=0)
+    """Wall time of a sandbox; at least `episode_timeout_s`."""
     output_bytes: int = number(64 * 2**10, 1)
+    """Kept of one command's output."""
 
 
 @dataclass(frozen=True)
@@ -258,16 +221,25 @@ class EnvConfig:
     """Tasks, tools and ending of an episode, and the machine it happens on."""
 
     name: str = MISSING
+    """Shown in records."""
     taskset: TargetConfig = MISSING
+    """Where tasks come from (`composer.contract.Taskset`)."""
     tools: dict[str, TargetConfig] = field(default_factory=dict)
+    """What the model may call, by a name of your choice (`composer.contract.Tool`)."""
     graders: dict[str, TargetConfig] = field(default_factory=dict)
     """The rubric; a grader's weight stands in `grader_weights` (1.0 if absent)."""
     grader_weights: dict[str, float] = field(default_factory=dict)
+    """Weights of graders in the reward."""
     sandbox: TargetConfig = MISSING
+    """The backend that starts sandboxes (`composer.contract.SandboxBackend`)."""
     limits: LimitsConfig = field(default_factory=LimitsConfig)
+    """Of every sandbox."""
     system_prompt: str = ""
+    """Text before the tools' description; may be empty."""
     chat_template: ChatTemplate = ChatTemplate.compact
+    """How messages and tool calls become text."""
     max_turns: int = number(8, 1)
+    """Requests to the generator in one episode."""
     max_turn_tokens: int = number(128, 1)
     """Tokens one turn may generate."""
     max_observation_bytes: int = number(4096, 16)
@@ -275,22 +247,31 @@ class EnvConfig:
     invalid_calls_allowed: int = number(0, 0)
     """How many malformed tool calls are answered with an error before the episode ends."""
     episode_timeout_s: float = number(120.0, above=0)
+    """Wall time of one episode, grading included."""
     concurrency: int = number(32, 1)
     """Episodes at a time in one env worker."""
     num_workers: int = number(1, 1)
+    """Env workers (processes)."""
 
 
 @dataclass(frozen=True)
 class LengthPenaltyConfig:
-    """C(x) = ((1 + k x)^(1 - q) - 1) / (k (1 - q)), x a weighted sum; subtracted from the reward (Composer 2 report)."""
+    """C(x) = ((1 + k x)^(1 - q) - 1) / (k (1 - q)), x a weighted sum, comes off the reward (Composer 2 report)."""
 
     coefficient: float = number(0.0, 0)
+    """Factor on C(x); 0: no penalty."""
     k: float = number(1.0, above=0)
+    """How soon the penalty bends."""
     q: float = number(0.5, 0)
+    """0: linear; 1: logarithmic; beyond: bounded."""
     generated_tokens: float = number(0.001, 0)
+    """Weight in x of a generated token."""
     tool_output_tokens: float = number(0.0, 0)
+    """Weight in x of a token of a tool result."""
     tool_calls: float = number(0.0, 0)
+    """Weight in x of a tool call."""
     turns: float = number(0.0, 0)
+    """Weight in x of a turn."""
 
 
 @dataclass(frozen=True)
@@ -298,32 +279,49 @@ class AlgorithmConfig:
     """The RL algorithm."""
 
     name: str = MISSING
+    """Shown in plans and records."""
     num_steps: int = number(MISSING, 1)
     """Optimizer steps."""
     groups_per_step: int = number(8, 1)
+    """Groups (tasks) that make one optimizer step."""
     group_size: int = number(8, 2)
     """Sibling episodes of a task."""
     learning_rate: float = number(MISSING, above=0)
+    """Peak, after the warm-up."""
     warmup_steps: int = number(3, 0)
+    """Optimizer steps from 0 to the peak; less than `num_steps`."""
     schedule: Schedule = Schedule.constant
+    """After the warm-up."""
     min_learning_rate_ratio: float = number(0.1, 0, 1)
+    """Where the schedule ends, as a share of the peak."""
     weight_decay: float = number(0.0, 0)
+    """AdamW's, decoupled."""
     beta1: float = number(0.9, 0, 0.9999)
+    """Adam's decay of the first moment."""
     beta2: float = number(0.95, 0, 0.99999)
+    """Adam's decay of the second moment."""
     max_grad_norm: float = number(1.0, above=0)
+    """The gradient's global norm is clipped to this."""
     temperature: float = number(1.0, above=0)
+    """Of sampling in training episodes."""
     advantage: AdvantageKind = AdvantageKind.mean_centered
+    """From the rewards of a group."""
     loss: LossKind = LossKind.clipped
+    """On every generated token."""
     clip_low: float = number(0.2, above=0, maximum=1)
+    """The ratio is clipped at 1 - this."""
     clip_high: float = number(0.28, above=0)
+    """The ratio is clipped at 1 + this."""
     importance_cap: float = number(2.0, 1)
     """Truncation of the trainer-over-generator ratio of a token (TIS); only the `cispo` loss uses it as its cap."""
     entropy_coefficient: float = number(0.0, 0)
+    """Weight of the entropy bonus; 0: none."""
     kl_coefficient: float = number(0.0, 0)
     """Weight of the k1 estimate of KL(policy || reference), put into the reward (Composer 2 report)."""
     max_staleness: int = number(1, 0)
     """Trainer version minus the version current when a group starts; a group that would exceed it waits."""
     length_penalty: LengthPenaltyConfig = field(default_factory=LengthPenaltyConfig)
+    """Subtracted from the reward."""
     microbatch_tokens: int = number(8192, 16)
     """Padded tokens of one forward and backward pass on one rank."""
     min_start_average: float = number(0.0, 0, 1)
@@ -331,6 +329,7 @@ class AlgorithmConfig:
     group_timeout_s: float = number(300.0, above=0)
     """A group not finished by then is dropped, counted, and replaced by a new task."""
     checkpoint_every: int = number(5, 1)
+    """Optimizer steps between checkpoints; what an interruption can cost."""
 
 
 @dataclass(frozen=True)
@@ -338,21 +337,29 @@ class ParallelConfig:
     """The trainer's mesh. world size = replicate x shard x context x tensor x pipeline."""
 
     accelerator: Accelerator = Accelerator.cpu
+    """Of trainer and generators."""
     data_parallel_replicate: int = number(1, 1)
+    """Copies of the sharded model (HSDP)."""
     data_parallel_shard: int = number(1, 1)
+    """Ranks over which parameters are sharded (FSDP)."""
     tensor_parallel: int = number(1, 1)
+    """Ranks over which heads and features are cut."""
     context_parallel: int = number(1, 1)
+    """Ranks over which a sequence is cut."""
     pipeline_parallel: int = number(1, 1)
+    """Pipeline stages; 1 for RL."""
     expert_parallel: int = number(1, 1)
     """Formed from the shard, context and tensor axes; must divide their product and the number of experts."""
     num_nodes: int = number(0, 0)
     """Machines of the cluster; 0: as many as the plan needs."""
     gpus_per_node: int = number(8, 1)
+    """GPUs of one machine."""
     gpu_memory_bytes: int = number(0, 0)
     """Memory of one GPU; 0: unknown, the plan then estimates without refusing."""
     param_dtype: Dtype = Dtype.float32
     """Compute format of parameters under mixed precision."""
     activation_checkpoint: bool = False
+    """Recompute activations in the backward pass instead of keeping them."""
     threads_per_process: int = number(1, 1)
     """OpenMP threads (CPU). More threads than cores slows everything down many times."""
 
@@ -362,18 +369,27 @@ class GeneratorConfig:
     """vLLM."""
 
     num_replicas: int = number(1, 1)
+    """Engines, each with the whole model."""
     tensor_parallel: int = number(1, 1)
+    """GPUs of one replica."""
     expert_parallel: bool = False
+    """Cut experts by number, not by features, over the GPUs of a replica."""
     max_model_len: int = number(512, 16)
     """Tokens of one episode, prompt and tool results included."""
     max_num_seqs: int = number(64, 1)
+    """Episodes that decode at a time in one replica."""
     kv_cache_bytes: int = number(256 * 2**20, 2**20)
     """KV cache of one replica (per GPU with tensor parallelism)."""
     dtype: Dtype = Dtype.float32
+    """Of weights and KV cache."""
     enforce_eager: bool = True
+    """No CUDA graphs."""
     gpu_memory_utilization: float = number(0.85, above=0, maximum=1)
+    """Share of a GPU's memory that the engine may use."""
     request_timeout_s: float = number(120.0, above=0)
+    """Wall time of one request."""
     start_timeout_s: float = number(300.0, above=0)
+    """Wall time until an engine answers."""
 
 
 @dataclass(frozen=True)
@@ -381,14 +397,17 @@ class WeightSyncConfig:
     """Publish on the trainer, load on the generators, after every optimizer step."""
 
     method: SyncMethod = SyncMethod.shared_memory
+    """shared_memory: one machine only."""
     directory: str | None = None
     """Where versions are published; null: /dev/shm (shared_memory) or the run directory (filesystem)."""
     keep_versions: int = number(2, 1)
+    """Versions kept beside the one being written."""
     clear_kv_cache: bool = True
     """Recompute the KV cache of running requests with the new weights."""
     verify_tolerance: float = number(1e-3, above=0)
     """Largest |difference| of log-probabilities, generator against trainer, on a probe after each load."""
     timeout_s: float = number(60.0, above=0)
+    """Wall time of one publication and of one load."""
 
 
 @dataclass(frozen=True)
@@ -398,8 +417,11 @@ class TrackingConfig:
     uri: str | None = None
     """null: SQLite in the run root. Else a server or database URI."""
     experiment: str = "composer"
+    """MLflow's experiment."""
     run_name: str | None = None
+    """null: made from model and algorithm."""
     system_metrics_every_s: float = number(10.0, above=0)
+    """Between readings of CPU, memory and GPU."""
     traces_per_step: int = number(1, 0)
     """Episode traces logged at each RL step."""
     timeout_s: float = number(10.0, above=0)
@@ -411,9 +433,13 @@ class EvaluationConfig:
     """Evaluation before and after RL on unseen tasks."""
 
     num_tasks: int = number(64, 1)
+    """Tasks of the evaluation split, from its beginning."""
     samples_per_task: int = number(8, 1)
+    """Episodes of each task: the k of average@k and best@k."""
     temperature: float = number(1.0, above=0)
+    """Of sampling."""
     timeout_s: float = number(1800.0, above=0)
+    """Wall time of one evaluation."""
 
 
 @dataclass(frozen=True)
@@ -421,6 +447,7 @@ class Config:
     """Everything a run is."""
 
     seed: int = number(0, 0)
+    """Of weights, data order, tasks and sampling."""
     run_root: str = "runs"
     """Run directories and the default MLflow database live here; relative to the working directory."""
     resume: str | None = None
@@ -428,14 +455,24 @@ class Config:
     plugins: list[str] = field(default_factory=list)
     """Further package prefixes that `_target_` may name."""
     stages: list[Stage] = field(default_factory=lambda: list(Stage))
+    """Which stages run, in this order."""
     model: ModelConfig = MISSING
+    """`model=` in conf/model, and so on for the groups below."""
     mix: MixConfig = MISSING
+    """What the model reads before RL."""
     env: EnvConfig = MISSING
+    """Where it acts."""
     algorithm: AlgorithmConfig = MISSING
+    """How it learns from acting."""
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
+    """How the trainer is spread."""
     generator: GeneratorConfig = field(default_factory=GeneratorConfig)
+    """How rollouts are generated."""
     weight_sync: WeightSyncConfig = field(default_factory=WeightSyncConfig)
+    """How new weights reach the generators."""
     launcher: TargetConfig = MISSING
     """How the Ray cluster comes to be."""
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
+    """Where the record goes."""
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    """How the model is measured."""
