@@ -15,6 +15,13 @@ from typing import IO, Any, Self
 
 LOG_EVERY_S = 10.0
 LOG_WIDTH = 100
+_EVALUATION_LABELS = {
+    "generated_tokens": "generated tokens an episode",
+    "turns": "turns an episode",
+    "seconds": "seconds an episode",
+    "valid_share": "share of valid episodes",
+    "lost_episodes": "episodes lost to infrastructure",
+}
 
 
 class Console:
@@ -284,8 +291,7 @@ def _print_closing(console: Any, summary: Mapping[str, Any]) -> None:
     for column in learnt.columns[1:]:
         column.justify = "right"
     rows = [("codebase loss (nats a token)", loss.get("before"), loss.get("after"))]
-    rows += [(_evaluation_label(key), before.get(key), after.get(key)) for key in _evaluation_keys(before, after)]
-    for label, first, last in rows:
+    for label, first, last in [*rows, *_evaluation_rows(before, after)]:
         change = "-" if first is None or last is None else f"{last - first:+.3g}"
         learnt.add_row(label, number_text(first), number_text(last), change)
     console.print(learnt)
@@ -299,19 +305,13 @@ def _print_closing(console: Any, summary: Mapping[str, Any]) -> None:
     console.print(cost)
 
 
-def _evaluation_keys(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
-    """The keys of both, in the order of the summary, whose values are numbers."""
-    keys = list(dict.fromkeys([*before, *after]))
-    return [key for key in keys if all(isinstance(e.get(key, 0.0), (int, float)) for e in (before, after))]
-
-
-def _evaluation_label(key: str) -> str:
-    counted = re.fullmatch(r"(average|best)_at_(\d+)", key)
-    if counted:
-        return f"{counted[1]}@{counted[2]} on unseen tasks"
-    return {"tokens": "tokens an episode", "turns": "turns an episode", "seconds": "seconds an episode"}.get(
-        key, key.replace("_", " ")
-    )
+def _evaluation_rows(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
+    """(label, before, after) of what an evaluation says, average@k and best@k first."""
+    keys = dict.fromkeys([*before, *after])
+    scores = [m for kind in ("average", "best") for key in keys if (m := re.fullmatch(rf"({kind})_at_(\d+)", key))]
+    labels = {score[0]: f"{score[1]}@{score[2]} on unseen tasks" for score in scores}
+    labels |= {key: label for key, label in _EVALUATION_LABELS.items() if key in keys}
+    return [(label, before.get(key), after.get(key)) for key, label in labels.items()]
 
 
 def _is_terminal(stream: IO[str]) -> bool:

@@ -29,7 +29,6 @@ from composer.tracking.state import ArtifactEntry, RunEntry, State
 from composer.tracking.system import SystemSampler
 from composer.types import Trajectory
 
-SWEEP_VARIABLE = "COMPOSER_SWEEP_DIR"
 KILLED_DEADLINE_S = 4.0
 """An interrupted run has 10 s to end everything; the record takes no more than this of it."""
 CLOSE_DEADLINE_S = 60.0
@@ -111,19 +110,19 @@ class Record:
             The record, at once: nothing has been sent yet.
         """
         run_dir = Path(run_dir).absolute()
-        settings = dataclasses.asdict(config) if dataclasses.is_dataclass(config) else config
+        settings = config if isinstance(config, Mapping) else dataclasses.asdict(config)
         tracking = settings.get("tracking") or {}
         run_root = Path(settings.get("run_root") or run_dir.parent).absolute()
-        uri = tracking.get("uri") or f"sqlite:///{run_root / 'mlflow.db'}"
+        uri = _absolute(tracking.get("uri") or f"sqlite:///{run_root / 'mlflow.db'}")
         experiment = tracking.get("experiment") or "composer"
-        sweep = sweep_dir or os.environ.get(SWEEP_VARIABLE) or None
+        sweep = sweep_dir or os.environ.get(states.SWEEP_VARIABLE) or None
         state = states.load(run_dir)
         if state is None:
             state = State(uri=redact(uri), experiment=experiment, created_ms=states.now_ms())
             state.runs[""] = RunEntry(tracking.get("run_name") or name or run_dir.name, state.created_ms)
             state.params = {key: value_text(value) for key, value in flatten(settings).items()}
         else:
-            _reopen(state, redact(uri), experiment, run_dir)
+            state.reopen(redact(uri), experiment, run_dir)
         state.claim()
         if sweep is not None:
             state.sweep_dir = str(Path(sweep).absolute())
@@ -227,8 +226,11 @@ class Record:
 
     @property
     def peak_rss_bytes(self) -> int:
-        """The most memory that the run's processes used together so far; `system.py` says how it is counted."""
-        return self._sampler.peak_bytes if self._sampler else 0
+        """The most memory that the run's processes used together so far, earlier sessions included.
+
+        `system.py` says how it is counted.
+        """
+        return max(self._state.peak_bytes, self._sampler.peak_bytes if self._sampler else 0)
 
     @property
     def run_id(self) -> str | None:
@@ -292,6 +294,8 @@ class Record:
         self._sender.save()
 
     def _log_system(self, metrics: dict[str, float]) -> None:
+        with self._lock:
+            self._state.peak_bytes = max(self._state.peak_bytes, int(metrics["system/peak_memory_bytes"]))
         # Seconds since the run was first opened: grows over resumes, and reads well on an axis.
         self.log((states.now_ms() - self._state.created_ms) // 1000, metrics)
 
@@ -350,19 +354,10 @@ def _status(kind: type[BaseException] | None) -> str:
     return states.FAILED if issubclass(kind, Exception) else states.KILLED
 
 
-def _reopen(state: State, uri: str, experiment: str, run_dir: Path) -> None:
-    """Prepare an earlier session's state to be continued; runs that a `kill -9` left running are ended as killed."""
-    if (uri, experiment) != (state.uri, state.experiment):
-        # Another server: everything in the journals goes there too, into new runs.
-        state.uri, state.experiment, state.experiment_id = uri, experiment, None
-        state.positions.clear()
-        for run in state.runs.values():
-            run.run_id, run.sent_status, run.params_sent, run.creating = None, None, False, False
-    last_sign = states.last_sign_ms(run_dir)
-    for stage, run in state.runs.items():
-        if stage and run.status == states.RUNNING:
-            run.status, run.end_ms = states.KILLED, last_sign
-    state.parent.status, state.parent.end_ms = states.RUNNING, None
+def _absolute(uri: str) -> str:
+    """An SQLite URI with an absolute path, so that the command we print works from any folder."""
+    database = sqlite_path(uri)
+    return uri if database is None or database.is_absolute() else f"sqlite:///{database.absolute()}"
 
 
 def _artifact_location(uri: str, run_root: Path, experiment: str) -> str | None:

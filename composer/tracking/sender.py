@@ -122,10 +122,8 @@ class Sender:
         if kind in self._warned:
             return
         self._warned.add(kind)
-        try:
+        with contextlib.suppress(Exception):
             self.warn(sentence)
-        except Exception:
-            return
 
     def save(self) -> None:
         """Write the state file; a full disk is survived."""
@@ -148,7 +146,8 @@ class Sender:
                 if self.unreachable:
                     self.unreachable = ""
                     self._warned.discard("server")
-                    self._say_back()
+                    with contextlib.suppress(Exception):
+                        self.warn(f"The MLflow server {redact(self.server.uri)} is back, with all that it missed.")
                 wait = self._retry_s[0]
                 pause = SEND_EVERY_S
             except ServerUnreachableError as error:
@@ -186,17 +185,12 @@ class Sender:
 
     def _forget_lost_runs(self) -> None:
         """If the database was deleted since, start over in a new one: everything is still in the journals."""
-        parent = self.state.parent
-        if parent.run_id is None or self.server.has_run(parent.run_id):
-            with self.lock:
-                self.state.experiment_id = self.server.experiment_id
-            return
+        run_id = self.state.parent.run_id
+        lost = run_id is not None and not self.server.has_run(run_id)
         with self.lock:
-            for run in self.state.runs.values():
-                run.run_id, run.sent_status, run.params_sent, run.creating = None, None, False, False
-            self.state.positions.clear()
+            if lost:
+                self.state.forget_sent()
             self.state.experiment_id = self.server.experiment_id
-        self.save()
 
     def _repair_neighbours(self) -> None:
         """End the runs of neighbouring run directories whose process was killed."""
@@ -204,12 +198,14 @@ class Sender:
             other = None if path.parent == self.run_dir else states.load(path.parent)
             if other is None or other.uri != self.state.uri or not other.writer_is_dead():
                 continue
-            left = [run for run in other.runs.values() if run.run_id and run.sent_status == states.RUNNING]
-            for run in left:
+            left = [(run, run.run_id) for run in other.runs.values() if run.sent_status == states.RUNNING]
+            for run, run_id in left:
+                if run_id is None:
+                    continue
                 if run.status == states.RUNNING:
                     run.status, run.end_ms = states.KILLED, states.last_sign_ms(path.parent)
                 with contextlib.suppress(ServerRefusedError):
-                    self.server.set_status(run.run_id, run.status, run.end_ms)
+                    self.server.set_status(run_id, run.status, run.end_ms)
                 run.sent_status = run.status
             if left and other.writer_is_dead():
                 try:
@@ -398,9 +394,3 @@ class Sender:
             f"The MLflow server {redact(self.server.uri)} cannot be reached ({self.unreachable}): training goes on, "
             f"records stay in {self.run_dir} and are sent when it is back."
         )
-
-    def _say_back(self) -> None:
-        try:
-            self.warn(f"The MLflow server {redact(self.server.uri)} is back; it has been given what it missed.")
-        except Exception:
-            return

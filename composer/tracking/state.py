@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import Any
 
 FILE_NAME = "mlflow.json"
+SWEEP_VARIABLE = "COMPOSER_SWEEP_DIR"
+"""Environment variable of a sweep's job: the run directory of the sweep's parent."""
 RUNNING, FINISHED, FAILED, KILLED = "RUNNING", "FINISHED", "FAILED", "KILLED"
 
 
@@ -71,6 +73,8 @@ class State:
     positions: dict[str, int] = field(default_factory=dict)
     """Journal file name -> bytes that reached the server."""
     artifacts: list[ArtifactEntry] = field(default_factory=list)
+    peak_bytes: int = 0
+    """The most memory that the run's processes used together, over all sessions."""
     num_dropped: int = 0
     """Records lost: neither the disk nor the server took them."""
     num_refused: int = 0
@@ -80,6 +84,29 @@ class State:
     def parent(self) -> RunEntry:
         """The run that the stages are nested in."""
         return self.runs[""]
+
+    def reopen(self, uri: str, experiment: str, run_dir: Path) -> None:
+        """Prepare an earlier session's state to be continued; stages that a `kill -9` left running end as killed.
+
+        Args:
+            uri: of the server of this session, without password. Another one than before gets everything anew.
+            experiment: likewise.
+            run_dir: where the state lies.
+        """
+        if (uri, experiment) != (self.uri, self.experiment):
+            self.uri, self.experiment = uri, experiment
+            self.forget_sent()
+        for stage, run in self.runs.items():
+            if stage and run.status == RUNNING:
+                run.status, run.end_ms = KILLED, last_sign_ms(run_dir)
+        self.parent.status, self.parent.end_ms = RUNNING, None
+
+    def forget_sent(self) -> None:
+        """Nothing has been sent: the next session fills a server with all that the journals hold."""
+        self.experiment_id = None
+        self.positions.clear()
+        for run in self.runs.values():
+            run.run_id, run.sent_status, run.params_sent, run.creating = None, None, False, False
 
     def claim(self) -> None:
         """Note this process as the one that writes the record."""

@@ -19,9 +19,7 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
 
 from composer.tracking.console import duration_text, number_text
-
-SWEEP_VARIABLE = "COMPOSER_SWEEP_DIR"
-FINISHED, FAILED, KILLED = "FINISHED", "FAILED", "KILLED"
+from composer.tracking.state import FAILED, FINISHED, KILLED, RUNNING, SWEEP_VARIABLE
 
 
 class SweepCallback(Callback):
@@ -72,7 +70,7 @@ class SweepCallback(Callback):
         self._started[number] = time.time()
         _write(
             sweep_dir / "jobs" / f"{number}.json",
-            {"number": number, "status": "RUNNING", "overrides": _overrides(config)},
+            {"number": number, "status": RUNNING, "overrides": _overrides(config)},
         )
         _say(f"sweep job {number} starts: {' '.join(_overrides(config)) or 'no overrides'}")
 
@@ -110,9 +108,9 @@ class SweepCallback(Callback):
         atexit.unregister(self._finish)
         jobs = read_jobs(self._sweep_dir)
         statuses = {job["status"] for job in jobs}
-        status = KILLED if "RUNNING" in statuses else FAILED if FAILED in statuses else FINISHED
+        status = KILLED if RUNNING in statuses else FAILED if FAILED in statuses else FINISHED
         for job in jobs:
-            job["status"] = KILLED if job["status"] == "RUNNING" else job["status"]
+            job["status"] = KILLED if job["status"] == RUNNING else job["status"]
         record.table("jobs.json", [_row(job) for job in jobs])
         record.close(status)
         _print_table(jobs)

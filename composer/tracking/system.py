@@ -4,6 +4,7 @@ Memory is counted as PSS (proportional set size: a page that n processes share c
 tree, so that forked workers and Ray's object store are not counted many times. Where a process's PSS cannot be read
 (another user's), its resident minus shared memory is taken. The peak is the largest of the samples: what lives for less
 than the sampling period may be missed, and pages of files in /dev/shm that no process has mapped are not in it.
+GPUs are those of the driver's machine.
 """
 
 from __future__ import annotations
@@ -11,14 +12,18 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import subprocess
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
 
 import psutil
 
 PEAK_EVERY_S = 2.0
+GPU_TIMEOUT_S = 5.0
+GPU_QUERY = "index,utilization.gpu,memory.used,power.draw"
+_GPU_VALUES = {"utilization_percent": 1.0, "memory_bytes": float(2**20), "power_watts": 1.0}
+"""Names and scales of the query's values after the index; nvidia-smi counts memory in MiB."""
 
 
 class ProcessTree:
@@ -108,7 +113,7 @@ class SystemSampler:
         self._log = log
         self._every_s = every_s
         self._peak_every_s = min(peak_every_s, every_s)
-        self._gpus = _gpus()
+        self._has_gpus = shutil.which("nvidia-smi") is not None
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._loop, name="system-metrics", daemon=True)
         self._thread.start()
@@ -140,8 +145,8 @@ class SystemSampler:
         sample["machine_memory_available_bytes"] = psutil.virtual_memory().available
         with contextlib.suppress(OSError):
             sample["shm_used_bytes"] = shutil.disk_usage("/dev/shm").used
-        for index, read in enumerate(self._gpus):
-            sample.update({f"gpu_{index}_{name}": value for name, value in read().items()})
+        if self._has_gpus:
+            sample.update(_sample_gpus())
         return sample
 
 
@@ -159,25 +164,27 @@ def _proportional_bytes(process: psutil.Process) -> int:
         return 0
 
 
-def _gpus() -> list[Callable[[], dict[str, float]]]:
-    """A reader a GPU, if NVIDIA's library and its Python binding are there."""
+def read_gpus(answer: str) -> dict[str, float]:
+    """The numbers in what `nvidia-smi` with `GPU_QUERY` prints; a value that a GPU does not have is left out.
+
+    Example:
+        >>> read_gpus("0, 87, 1024, 312.5")
+        {'gpu_0_utilization_percent': 87.0, 'gpu_0_memory_bytes': 1073741824.0, 'gpu_0_power_watts': 312.5}
+    """
+    sample: dict[str, float] = {}
+    for line in answer.splitlines():
+        index, *values = (value.strip() for value in line.split(","))
+        for (name, scale), value in zip(_GPU_VALUES.items(), values, strict=False):
+            with contextlib.suppress(ValueError):
+                sample[f"gpu_{index}_{name}"] = float(value) * scale
+    return sample
+
+
+def _sample_gpus() -> dict[str, float]:
+    """Every GPU of this machine; empty where there is none. The driver's own program needs no Python binding."""
     try:
-        import pynvml
-
-        pynvml.nvmlInit()
-        handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
-    except Exception:
-        return []
-
-    def reader(handle: Any) -> Callable[[], dict[str, float]]:
-        def read() -> dict[str, float]:
-            try:
-                rates = pynvml.nvmlDeviceGetUtilizationRates(handle)
-                memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
-                return {"utilization_percent": float(rates.gpu), "memory_bytes": float(memory.used)}
-            except Exception:
-                return {}
-
-        return read
-
-    return [reader(handle) for handle in handles]
+        command = ["nvidia-smi", f"--query-gpu={GPU_QUERY}", "--format=csv,noheader,nounits"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=GPU_TIMEOUT_S)
+    except (OSError, subprocess.SubprocessError):
+        return {}
+    return read_gpus(done.stdout) if done.returncode == 0 else {}

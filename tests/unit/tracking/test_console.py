@@ -14,8 +14,15 @@ from composer.tracking.console import Console, bytes_text, duration_text, number
 
 SUMMARY = {
     "evaluation": {
-        "before": {"average_at_8": 0.41, "best_at_8": 0.8, "tokens": 33.25, "turns": 2.1, "seconds": 0.31},
-        "after": {"average_at_8": 0.74, "best_at_8": 0.9, "tokens": 30, "turns": 2, "seconds": 0.3},
+        "before": {
+            "average_at_8": 0.41,
+            "best_at_8": 0.8,
+            "k": 8,
+            "generated_tokens": 33.25,
+            "turns": 2.1,
+            "seconds": 0.31,
+        },
+        "after": {"average_at_8": 0.74, "best_at_8": 0.9, "generated_tokens": 30, "turns": 2, "seconds": 0.3},
     },
     "codebase_loss": {"before": 7.21, "after": 4.4},
     "stages": {"pretrain": {"steps": 400, "wall_s": 120}},
@@ -82,6 +89,7 @@ def test_the_closing_table_says_what_was_learnt() -> None:
     rows = [line.split() for line in text.splitlines()]
     assert ["average@8", "on", "unseen", "tasks", "0.41", "0.74", "+0.33"] in rows
     assert ["codebase", "loss", "(nats", "a", "token)", "7.21", "4.4", "-2.81"] in rows
+    assert ["generated", "tokens", "an", "episode", "33.2", "30", "-3.25"] in rows
     assert ["pretrain", "400", "steps,", "2m", "0s"] in rows
     assert ["peak", "memory", "5.1", "GiB"] in rows
     assert COMMAND in text, "a command must stay in one piece"

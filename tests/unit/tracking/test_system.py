@@ -10,7 +10,7 @@ import time
 import psutil
 import pytest
 
-from composer.tracking.system import ProcessTree, SystemSampler
+from composer.tracking.system import ProcessTree, SystemSampler, read_gpus
 
 MIB = 2**20
 HOLD = "import sys; held = b'x' * ({mib} * 2**20); print('ready', flush=True); sys.stdin.read()"
@@ -107,3 +107,24 @@ def test_watching_a_process_that_is_gone_does_nothing() -> None:
     tree = ProcessTree()
     tree.watch(child.pid)
     assert os.getpid() in {process.pid for process in tree.processes()}
+
+
+def test_gpus_as_nvidia_smi_prints_them() -> None:
+    # Two lines of `nvidia-smi --query-gpu=index,utilization.gpu,memory.used,power.draw --format=csv,noheader,nounits`;
+    # a partitioned GPU has no utilisation.
+    assert read_gpus("0, 87, 1024, 312.51\n1, [N/A], 3, 71.20\n") == {
+        "gpu_0_utilization_percent": 87.0,
+        "gpu_0_memory_bytes": 1024 * 2**20,
+        "gpu_0_power_watts": 312.51,
+        "gpu_1_memory_bytes": 3 * 2**20,
+        "gpu_1_power_watts": 71.2,
+    }
+    assert read_gpus("") == {}
+    assert read_gpus("No devices were found\n") == {}
+
+
+@pytest.mark.gpu
+def test_the_sampler_sees_the_gpu() -> None:
+    samples: list[dict[str, float]] = []
+    SystemSampler(samples.append, every_s=60.0).stop()
+    assert samples[-1]["system/gpu_0_memory_bytes"] >= 0
