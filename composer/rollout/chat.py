@@ -220,6 +220,7 @@ class Chat:
         self.tokenizer = tokenizer
         self.template: str = tokenizer.chat_template
         self._control = dict(tokenizer.get_added_vocab())
+        self._rendered: dict[tuple[object, ...], tuple[list[str], list[Tool]]] = {}
         after = render(self.template, [Message("user", ""), Message("assistant", _mark(0))], []).partition(_mark(0))[2]
         found = self._control_pattern.match(after)
         if found is None:
@@ -271,7 +272,7 @@ class Chat:
 
     def encode_prompt(self, messages: Sequence[Message], tools: Sequence[Tool]) -> list[int]:
         """Ids of the conversation's start, up to where the assistant begins to generate."""
-        return self._encode_parts(self._split(messages, tools, add_generation_prompt=True))
+        return self._encode_parts(self._split(messages, tools))
 
     def encode_observations(self, observations: Sequence[str], tools: Sequence[Tool], ended: bool) -> list[int]:
         """Ids of the tool results after an assistant's turn, up to where it begins to generate again.
@@ -282,32 +283,35 @@ class Chat:
             ended: the turn ended with `end_token_id`; where it was cut, the token is added.
         """
         messages = [Message("user", ""), Message("assistant", ""), *(Message("tool", o) for o in observations)]
-        ids = self._encode_parts(self._split(messages, tools, add_generation_prompt=True, start_after=1))
+        ids = self._encode_parts(self._split(messages, tools, start_after=1))
         return ids[1:] if ended else ids
 
     def _split(
-        self,
-        messages: Sequence[Message],
-        tools: Sequence[Tool],
-        add_generation_prompt: bool,
-        start_after: int | None = None,
+        self, messages: Sequence[Message], tools: Sequence[Tool], start_after: int | None = None
     ) -> list[tuple[str, bool]]:
-        """Render, and tell the template's own text (True) from the messages' (False).
+        """Render up to where the assistant generates, and tell the template's own text (True) from the messages'.
 
         Args:
             messages: the conversation.
             tools: its tools.
-            add_generation_prompt: end where the assistant begins.
             start_after: leave out everything up to the end of this message's content.
         """
-        marked = [Message(m.role, _mark(i)) for i, m in enumerate(messages)]
-        pieces = re.split(_MARK, render(self.template, marked, tools, add_generation_prompt))
+        pieces = self._pieces(tuple(m.role for m in messages), tools)
         first = 0 if start_after is None else 2 * pieces[1::2].index(str(start_after)) + 2
         return [
             (piece, True) if i % 2 == 0 else (messages[int(piece)].content, False)
             for i, piece in enumerate(pieces)
             if i >= first
         ]
+
+    def _pieces(self, roles: tuple[str, ...], tools: Sequence[Tool]) -> list[str]:
+        """The template's text around the contents of messages, and the messages' numbers between them."""
+        key = (roles, *map(id, tools))
+        if key not in self._rendered:
+            text = render(self.template, [Message(r, _mark(i)) for i, r in enumerate(roles)], tools, True)
+            # The tools are kept, since an id may be given again when its object is gone.
+            self._rendered[key] = (re.split(_MARK, text), list(tools))
+        return self._rendered[key][0]
 
     def _encode_parts(self, parts: Iterable[tuple[str, bool]]) -> list[int]:
         """Encode text between control tokens as one piece, so that ids equal those of the whole text."""

@@ -179,6 +179,7 @@ def test_settings_come_from_the_config_by_name():
 def test_a_template_that_cannot_render_the_tools_is_found_at_the_start():
     tokenizer = small_tokenizer("compact", ["text"])
     chat = Chat(tokenizer)
+    chat._rendered.clear()
     chat.template = "{% if tools %}{{ raise_exception('no tools here') }}{% endif %}"
     with pytest.raises(TokenizerError, match="no tools here"):
         make_env(chat, StandInBackend())
