@@ -39,7 +39,8 @@ class Engine:
         """Use `start` instead."""
         self.config = config
         self.policy_version = 0
-        self._llm, self._view, self._processes, self._sockets = llm, view, processes, sockets
+        self._llm: Any = llm
+        self._view, self._processes, self._sockets = view, processes, sockets
         self._failure: str | None = None
         self._loading = asyncio.Lock()
         self._verified = asyncio.Event()

@@ -16,6 +16,8 @@ WORKER_EXTENSION = "composer.weight_sync.load.WeightLoader"
 OWNER_VARIABLE = "COMPOSER_ENGINE_OWNER"
 """Environment variable of EngineCore: the process id that must outlive it."""
 
+SOCKETS_VARIABLE = "VLLM_RPC_BASE_PATH"
+"""Where vLLM puts its own sockets, one file an engine, which it never removes."""
 QUIET = ("ignore::FutureWarning:vllm.triton_utils.dispatcher", "ignore::UserWarning:multiprocessing.resource_tracker")
 """Warnings of EngineCore's processes that say nothing: a deprecation inside vLLM, and that a killed process left a
 semaphore, which is removed in the same breath."""
@@ -28,14 +30,14 @@ def engine_environment(config: GeneratorConfig, accelerator: Accelerator, thread
         config: sizes and limits.
         accelerator: what computes.
         threads: OpenMP threads on CPU.
-        sockets: a folder for vLLM's own sockets, which it never removes.
+        sockets: a folder for vLLM's own sockets.
     """
     env = {
         "VLLM_NO_USAGE_STATS": "1",
         "HF_HUB_OFFLINE": "1",
         # vLLM's own deadline for EngineCore; ours ends a start earlier, with a plain sentence.
         "VLLM_ENGINE_READY_TIMEOUT_S": str(math.ceil(config.start_timeout_s) + 60),
-        "VLLM_RPC_BASE_PATH": sockets,
+        SOCKETS_VARIABLE: sockets,
         "VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", "ERROR"),
         "PYTHONWARNINGS": ",".join(filter(None, [os.environ.get("PYTHONWARNINGS"), *QUIET])),
         OWNER_VARIABLE: str(os.getpid()),

@@ -79,6 +79,7 @@ class Replica:
         """See `Engine.stop`."""
         if self._engine is not None:
             await self._engine.stop()
+            gc.unfreeze()
 
     def _started(self) -> Engine:
         if self._engine is None:
@@ -197,19 +198,19 @@ class GeneratorPool:
         homes = list(self._episodes.values())
         return min(alive, key=lambda n: (self._load[n], homes.count(n)))
 
-    async def _call(self, name: str, method: str, timeout_s: float, *args: Any, **options: Any) -> Any:
+    async def _call(self, name: str, method: str, deadline_s: float, /, *args: Any, **options: Any) -> Any:
         """Call a replica, with a deadline, and translate Ray's errors into ours."""
         import ray
         from ray.exceptions import RayActorError, RayTaskError
 
         reference = getattr(self._replicas[name], method).remote(*args, **options)
         try:
-            async with asyncio.timeout(timeout_s):
+            async with asyncio.timeout(deadline_s):
                 return await reference
         except TimeoutError as e:
             ray.cancel(reference)
             raise GeneratorError(
-                f"replica={name!r}: no answer to {method} within {timeout_s:.0f} s; it hangs, restart it"
+                f"replica={name!r}: no answer to {method} within {deadline_s:.0f} s; it hangs, restart it"
             ) from e
         except asyncio.CancelledError:
             ray.cancel(reference)  # frees the slot of an episode that nobody waits for

@@ -11,13 +11,14 @@ import contextlib
 import multiprocessing
 import os
 import select
+import shutil
 import signal
 import threading
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from composer.rollout.engine_args import OWNER_VARIABLE
+from composer.rollout.engine_args import OWNER_VARIABLE, SOCKETS_VARIABLE
 
 if TYPE_CHECKING:
     import torch
@@ -54,7 +55,7 @@ def build(arguments: dict[str, Any], view: SchedulerView, given_up: threading.Ev
     config = AsyncEngineArgs(**arguments).create_engine_config()
     if given_up.is_set():
         raise TimeoutError
-    llm = AsyncLLM.from_vllm_config(config, disable_log_stats=False)
+    llm: Any = AsyncLLM.from_vllm_config(config, disable_log_stats=False)
     if given_up.is_set():
         close(llm, 0)
         raise TimeoutError
@@ -143,8 +144,9 @@ def watch_owner() -> None:
             poll = select.poll()
             poll.register(os.pidfd_open(owner), select.POLLIN)
             poll.poll()
-        if parent.pid != owner and os.getppid() == parent.pid:
+        if parent.pid != owner and parent.pid is not None and os.getppid() == parent.pid:
             os.kill(parent.pid, signal.SIGKILL)  # with tensor parallelism EngineCore stands between owner and worker
+        shutil.rmtree(os.environ.get(SOCKETS_VARIABLE, ""), ignore_errors=True)  # the owner would have done it
         os._exit(1)
 
     threading.Thread(target=wait, name="composer-watch-owner", daemon=True).start()
@@ -173,7 +175,8 @@ def _repair_seeds() -> None:
     """
     from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 
-    stock = CPUModelRunner.sample_tokens
+    runner: Any = CPUModelRunner
+    stock = runner.sample_tokens
 
     def sample_tokens(self: Any, grammar_output: Any) -> Any:
         generators = self.input_batch.generators
@@ -186,7 +189,7 @@ def _repair_seeds() -> None:
         finally:
             generators.update(hidden)
 
-    CPUModelRunner.sample_tokens = sample_tokens
+    runner.sample_tokens = sample_tokens
 
 
 def _repair_reload() -> None:
@@ -230,7 +233,7 @@ def forget_packed_experts(model: torch.nn.Module) -> None:
     parameters themselves, and CUDA graphs hold their addresses: it must stay.
     """
     for module in model.modules():
-        method = getattr(module, "quant_method", None)
+        method: Any = getattr(module, "quant_method", None)
         if getattr(method, "moe_kernel", None) is not None:
             method.moe_kernel = None
 

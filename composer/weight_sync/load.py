@@ -6,6 +6,7 @@ processes.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -81,8 +82,9 @@ def check_names(manifest: Manifest, checkpoint: Path) -> None:
     expected = checkpoint_shapes(checkpoint)
     published = {name: info.shape for name, info in manifest.tensors.items()}
     # With tied embeddings a checkpoint may hold the output layer or not; vLLM takes the embedding for both.
-    if ("lm_head.weight" in expected) != ("lm_head.weight" in published):
-        expected.pop("lm_head.weight", None), published.pop("lm_head.weight", None)
+    if json.loads((checkpoint / "config.json").read_text()).get("tie_word_embeddings"):
+        expected.pop("lm_head.weight", None)
+        published.pop("lm_head.weight", None)
     wrong = sorted(n for n in expected.keys() | published.keys() if expected.get(n) != published.get(n))
     if wrong:
         name = wrong[0]

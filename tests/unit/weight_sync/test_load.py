@@ -23,6 +23,7 @@ CHECKPOINT = {"embed": torch.zeros(4, 2), "experts.0": torch.zeros(2, 2), "exper
 def checkpoint(tmp_path: Path) -> Path:
     (tmp_path / "checkpoint").mkdir()
     save_file(CHECKPOINT, tmp_path / "checkpoint" / "model.safetensors")
+    (tmp_path / "checkpoint" / "config.json").write_text("{}")
     return tmp_path / "checkpoint"
 
 
@@ -59,8 +60,11 @@ def test_other_tensors_are_refused(store: VersionStore, checkpoint: Path, change
         check_names(store.manifest(), checkpoint)
 
 
-def test_a_tied_output_layer_may_be_named_or_not(store: VersionStore, checkpoint: Path) -> None:
+def test_only_a_tied_output_layer_may_be_named_or_not(store: VersionStore, checkpoint: Path) -> None:
     publish(store, 1, (CHECKPOINT | {"lm_head.weight": torch.zeros(4, 2)}).items(), PROBE)
+    with pytest.raises(WeightSyncError, match="tensor='lm_head.weight'"):
+        check_names(store.manifest(), checkpoint)
+    (checkpoint / "config.json").write_text('{"tie_word_embeddings": true}')
     check_names(store.manifest(), checkpoint)
 
 
