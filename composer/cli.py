@@ -10,6 +10,7 @@ import json
 import logging
 import os
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -55,10 +56,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return _dispatch(list(sys.argv[1:] if argv is None else argv))
     except ComposerError as error:
-        print(f"composer: {' '.join(str(error).split())}", file=sys.stderr)
+        for line in (str(error), *getattr(error, "__notes__", ())):
+            print(f"composer: {' '.join(line.split())}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         return INTERRUPTED
+    except BrokenPipeError:  # `composer plan | head`: whoever read has read enough.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except Exception as error:
+        traceback.print_exc()
+        for line in (f"this is a bug of composer's: {error!r}", *getattr(error, "__notes__", ())):
+            print(f"composer: {' '.join(line.split())}", file=sys.stderr)
+        return 1
 
 
 def _dispatch(argv: list[str]) -> int:
@@ -203,7 +213,10 @@ def _through_hydra(session: HydraSession, overrides: list[str], run_dir: Path, j
 
     where = f"hydra.run.dir={_quoted(str(run_dir))}"
     kept = [o for o in overrides if not o.startswith(("hydra.run.dir=", "hydra.mode="))]
-    session.hydra.run(session.config_name, task, [*kept, where, "hydra.mode=RUN"])
+    try:
+        session.hydra.run(session.config_name, task, [*kept, where, "hydra.mode=RUN"])
+    except OSError as error:  # Of Hydra's own files: the job's errors are in `outcome`.
+        raise MachineError(f"{run_dir} cannot be written ({error.strerror}): free space, or change run_root") from None
     if isinstance(outcome[0], BaseException):
         raise outcome[0]
     return outcome[0]
@@ -299,6 +312,9 @@ def _execute(config: Config, plan: RunPlan, run_dir: Path) -> int:
             status = {0: Status.finished, INTERRUPTED: Status.interrupted}.get(code, Status.failed)
         except KeyboardInterrupt:
             status = Status.interrupted
+            raise
+        except Exception as error:
+            error.add_note(f"what is finished is kept; continue with: composer resume={run_dir}")
             raise
         finally:
             directory.set_status(status)

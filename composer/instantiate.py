@@ -121,11 +121,17 @@ def targets(config: Config) -> Iterator[tuple[str, TargetConfig]]:
 
 
 def check_targets(config: Config) -> None:
-    """Check every target of a config.
+    """Make every target of a config once and let it go: constructors start nothing, and refuse what they cannot be.
 
     Raises:
-        ConfigError: as `check_target`.
+        ConfigError: as `instantiate`, or a class does not keep the contract of its key.
     """
+    given = {
+        "run_label": "check",
+        "resources": {"CPU": 1, "GPU": 0},
+        "expert_accuracy": config.mix.sessions.expert_accuracy,
+        "seed": config.seed,
+    }
     for key, target in targets(config):
         factory = check_target(target, config.plugins, key=key, given=GIVEN.get(key, ()))
         role = next(r for r in _PROMISES if key == r or key.startswith(f"{r}."))
@@ -133,6 +139,7 @@ def check_targets(config: Config) -> None:
         if lacking:
             remedy = f"has no {', '.join(lacking)}, which the contract asks of `{role}`: name a class that keeps it"
             raise ConfigError(f"{key}._target_", target._target_, remedy)
+        instantiate(target, config.plugins, key=key, **{n: given[n] for n in GIVEN.get(key, ())})
 
 
 def _locate(name: str, plugins: Iterable[str], key: str, origin: Origin) -> Any:

@@ -446,7 +446,7 @@ class EvaluationConfig:
 class Config:
     """Everything a run is."""
 
-    seed: int = number(0, 0)
+    seed: int = number(0, 0, 2**31 - 1)
     """Of weights, data order, tasks and sampling."""
     run_root: str = "runs"
     """Run directories and the default MLflow database live here; relative to the working directory."""

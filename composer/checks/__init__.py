@@ -42,13 +42,20 @@ def check(config: Config) -> list[str]:
 
 def _check_tracking(config: Config) -> None:
     uri = config.tracking.uri
-    if uri is not None and re.search(r"//[^/@]*:[^/@]*@", uri):
-        hidden = re.sub(r"//[^/@]*@", "//***@", uri)
+    if uri is None:
+        return
+    if re.search(r"//[^/@]*:[^/@]*@", uri):
         raise ConfigError(
             "tracking.uri",
-            hidden,
-            "secrets are not stored: set MLFLOW_TRACKING_USERNAME and "
-            "MLFLOW_TRACKING_PASSWORD in the environment instead",
+            re.sub(r"//[^/@]*@", "//***@", uri),
+            "secrets are not stored: set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD in the environment",
+        )
+    if not re.match(r"(?:https?|[a-z0-9]+(?:\+[a-z0-9]+)?)://.", uri):
+        guess = f"http://{uri}" if re.match(r"[\w.-]+(:\d+)?$", uri) else "http://127.0.0.1:5000"
+        raise ConfigError(
+            "tracking.uri",
+            uri,
+            f"is no address: write `{guess}` for a server, `sqlite:////path/mlflow.db` for a file, or null",
         )
 
 

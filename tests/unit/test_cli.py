@@ -134,7 +134,23 @@ def test_a_failed_run_says_why_in_one_line(monkeypatch: pytest.MonkeyPatch, caps
 
     stand_in(monkeypatch, run)
     assert main(["hydra.run.dir=here"]) == 1
-    assert capsys.readouterr().err == "composer: the loss is not finite at step 3: lower the learning rate\n"
+    first, second = capsys.readouterr().err.splitlines()
+    assert first == "composer: the loss is not finite at step 3: lower the learning rate"
+    assert second.endswith(f"continue with: composer resume={Path('here').absolute()}")
+    assert RunDirectory(Path("here")).status is Status.failed
+
+
+def test_a_bug_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def run(config: Config, plan: Any, run_dir: Path) -> int:
+        raise ZeroDivisionError("oops")
+
+    stand_in(monkeypatch, run)
+    assert main(["hydra.run.dir=here"]) == 1
+    error = capsys.readouterr().err
+    assert "Traceback" in error
+    assert (
+        "composer: this is a bug of composer's: ZeroDivisionError('oops')\ncomposer: what is finished is kept" in error
+    )
     assert RunDirectory(Path("here")).status is Status.failed
 
 
@@ -210,7 +226,7 @@ def test_a_failed_job_does_not_stop_the_others(
         Status.failed,
         Status.finished,
     ]
-    assert capsys.readouterr().err.rstrip().endswith("composer: the loss is not finite")
+    assert "\ncomposer: the loss is not finite\n" in capsys.readouterr().err
 
 
 def test_an_interrupted_job_stops_the_sweep(monkeypatch: pytest.MonkeyPatch) -> None:

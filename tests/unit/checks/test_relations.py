@@ -82,6 +82,7 @@ def test_the_recipes_hold(overrides: list[str]) -> None:
         (["~env.tools.read_file", "~env.tools.edit_line", "~env.tools.finish"], "env.tools", "at least one tool"),
         (["env.limits.lifetime_s=1.0"], "env.limits.lifetime_s", "at least env.episode_timeout_s (120)"),
         (["algorithm.group_timeout_s=1.0"], "algorithm.group_timeout_s", "at least env.episode_timeout_s (120)"),
+        (["tracking.uri=127.0.0.1:5000"], "tracking.uri", "write `http://127.0.0.1:5000`"),
         (["tracking.uri=https://me:hunter2@host"], "tracking.uri", "MLFLOW_TRACKING_PASSWORD"),
         (["model.experts_per_token=17"], "model.experts_per_token", "at most num_experts (16)"),
         (["model.num_shared_experts=1"], "model.num_shared_experts", "must be 0"),
