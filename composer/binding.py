@@ -146,7 +146,7 @@ def _leaves(annotation: Any, key: str) -> Iterator[str]:
     if dataclasses.is_dataclass(inner):
         yield from leaf_keys(typing.cast(type, inner), key)
     elif origin is dict and dataclasses.is_dataclass(args[1]):
-        yield from leaf_keys(args[1], f"{key}.<name>")
+        yield from leaf_keys(typing.cast(type, args[1]), f"{key}.<name>")
     else:
         yield key
 

@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import Any
 
 from hydra import version
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.hydra import Hydra
 from hydra._internal.utils import create_config_search_path
 from hydra.core.config_search_path import SearchPathQuery
@@ -103,7 +104,8 @@ class HydraSession:
             search_path.prepend("command-line", folder, anchor=SearchPathQuery(provider="schema", path=None))
         self.hydra = Hydra.create_main_hydra2("composer", search_path)
         self.repository = CheckedRepository(config_search_path=search_path)
-        self.hydra.config_loader.repository = self.repository
+        loader = typing.cast(ConfigLoaderImpl, self.hydra.config_loader)
+        loader.repository = self.repository
         return self
 
     def __exit__(
@@ -143,7 +145,7 @@ class HydraSession:
             ConfigError: it does not fit.
         """
         HydraConfig.instance().set_config(cfg)
-        job = OmegaConf.masked_copy(cfg, [k for k in cfg if k != "hydra"])
+        job = OmegaConf.masked_copy(cfg, [str(k) for k in cfg if k != "hydra"])
         _refuse_stored_secrets(OmegaConf.to_container(job, resolve=False), "")
         try:
             data = OmegaConf.to_container(job, resolve=True, throw_on_missing=False)
