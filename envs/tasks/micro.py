@@ -7,6 +7,7 @@ evaluation uses nouns that training never shows, so the pools cannot share a tas
 
 from __future__ import annotations
 
+import math
 import operator
 import random
 from collections.abc import Callable
@@ -23,10 +24,10 @@ OPERATORS: dict[str, Callable[[int, int], int]] = {
     "%": operator.mod,
 }
 VERBS: dict[str, tuple[str, ...]] = {
-    "+": ("add", "sum", "join"),
-    "-": ("sub", "diff", "lose"),
+    "+": ("add", "join", "plus"),
+    "-": ("sub", "take", "minus"),
     "*": ("mul", "times", "scale"),
-    "//": ("div", "split", "share"),
+    "//": ("share", "split", "div"),
     "%": ("mod", "rest", "wrap"),
 }
 _TRAIN_NOUNS = """
@@ -75,7 +76,7 @@ class MicroTaskset:
 
         Args:
             verbs_per_operator: how many verbs stand for each of the five operators, 1 to 3.
-            expert_accuracy: share of the expert's sessions that end with the right operator, 0 to 1.
+            expert_accuracy: share of the expert's sessions that repair the function, 0 to 1.
             seed: changes which noun goes with which index.
 
         Raises:
@@ -141,19 +142,23 @@ class MicroTaskset:
     def expert(self, task: Task, seed: int) -> list[ToolCall]:
         """Read, edit line 2, finish; right in `expert_accuracy` of the seeds.
 
-        A wrong expert takes any operator but the right one and the one that is there already, each as often.
+        The expert errs in two ways that have nothing to do with each other and are equally frequent: it takes a wrong
+        operator (never the one that is there already), or it counts lines from zero and edits line 1.
 
         Raises:
             TaskError: the task is not of this taskset.
         """
         _, right, wrong = self._parts(task)
         dice = random.Random(f"{self.seed}/{task.id}/{seed}/expert")
-        choice = right
-        if dice.random() >= self.expert_accuracy:
+        care = math.sqrt(self.expert_accuracy)  # right in both ways: care x care
+        choice, line = right, EDIT_LINE
+        if dice.random() >= care:
             choice = dice.choice([o for o in OPERATORS if o not in (right, wrong)])
+        if dice.random() >= care:
+            line = EDIT_LINE - 1
         return [
             ToolCall("read_file", {"path": "main.py"}),
-            ToolCall("edit_line", {"path": "main.py", "line": EDIT_LINE, "text": f"    return a {choice} b"}),
+            ToolCall("edit_line", {"path": "main.py", "line": line, "text": f"    return a {choice} b"}),
             ToolCall("finish", {}),
         ]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import math
 from collections import Counter
 from itertools import product
 
@@ -110,27 +111,32 @@ def test_seeds_shuffle_nouns_and_keep_the_balance():
 
 
 @pytest.mark.parametrize("accuracy", [0.0, 0.6, 1.0])
-def test_the_expert_is_right_as_often_as_told_and_otherwise_uniformly_wrong(accuracy):
+def test_the_expert_is_right_as_often_as_told_and_errs_in_two_independent_ways(accuracy):
     taskset = MicroTaskset(expert_accuracy=accuracy)
-    right, wrong = 0, Counter()
+    solved, wrong, off_by_one = 0, Counter(), 0
     for i, seed in product(range(300), range(5)):
         task = taskset.task(Split.TRAIN, i)
         read, edit, finish = taskset.expert(task, seed)
         assert (read.name, read.arguments) == ("read_file", {"path": "main.py"})
         assert (finish.name, finish.arguments) == ("finish", {})
-        assert edit.name == "edit_line" and (edit.arguments["path"], edit.arguments["line"]) == ("main.py", 2)
-        operator = edit.arguments["text"].split()[2]
+        assert edit.name == "edit_line" and edit.arguments["path"] == "main.py"
+        operator, line = edit.arguments["text"].split()[2], edit.arguments["line"]
         assert operator != task.metadata["wrong_operator"], "that is there already"
-        if operator == task.metadata["right_operator"]:
-            right += 1
-            assert edit.arguments["text"].encode() in taskset.reference(task)["main.py"]
-        else:
+        assert line in (1, 2)
+        if operator != task.metadata["right_operator"]:
             wrong[operator] += 1
+        elif line == 2:
+            solved += 1
+            assert edit.arguments["text"].encode() in taskset.reference(task)["main.py"]
+        off_by_one += line == 1
         ast.parse(f"def f(a, b):\n{edit.arguments['text']}")
-    # 1,500 draws: four standard deviations are 0.05 at most, and 35 of about 300 for each wrong operator.
-    assert abs(right / 1500 - accuracy) < 0.055
-    expected = (1500 - right) / 5
-    assert all(abs(wrong[o] - expected) < 70 for o in OPERATORS if expected)
+    # 1,500 draws: four standard deviations are 0.052 at most.
+    assert abs(solved / 1500 - accuracy) < 0.055
+    each = 1 - math.sqrt(accuracy)
+    assert abs(wrong.total() / 1500 - each) < 0.055
+    assert abs(off_by_one / 1500 - each) < 0.055
+    # Each wrong operator as often as the others, within four standard deviations of at most 16.
+    assert all(abs(wrong[o] - wrong.total() / 5) < 64 for o in OPERATORS if wrong)
     task = taskset.task(Split.TRAIN, 0)
     assert taskset.expert(task, 0) == taskset.expert(task, 0)
 
