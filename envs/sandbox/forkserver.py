@@ -1,7 +1,7 @@
 """The fork server: one small process a backend, which starts, watches and ends that backend's sandboxes.
 
     owner (the backend's process)
-    `- watchdog       outside all namespaces; ends the fork server when the owner has gone, and removes what is on disk
+    `- watchdog       with the host's processes and files; ends the fork server when the owner has gone, and removes what is on disk
        `- fork server PID 1 of a PID namespace: when it ends, the kernel ends everything below it
           |- bwrap    one a sandbox; its child is the sandbox's PID 1
           `- supervisor  one a sandbox (supervisor.py)
@@ -20,6 +20,7 @@ import contextlib
 import gc
 import json
 import os
+import resource
 import select
 import selectors
 import shutil
@@ -66,9 +67,8 @@ def main() -> NoReturn:
 def _leave_namespaces() -> str:
     """Enter fresh namespaces; returns what is in the way, or an empty string."""
     uid, gid = os.geteuid(), os.getegid()
-    flags = linux.CLONE_NEWNS | linux.CLONE_NEWPID
     try:
-        linux.unshare(flags if uid == 0 else flags | linux.CLONE_NEWUSER)
+        linux.unshare(linux.CLONE_NEWPID if uid == 0 else linux.CLONE_NEWPID | linux.CLONE_NEWUSER)
         if uid != 0:
             Path("/proc/self/setgroups").write_text("deny")
             Path("/proc/self/uid_map").write_text(f"0 {uid} 1")
@@ -121,7 +121,11 @@ def _remove_group(folder: Path) -> bool:
 
 def _run(control: socket.socket, settings: dict[str, Any]) -> NoReturn:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     try:
+        # Not before the fork: pivot_root would take the watchdog along, which works on the host's file system.
+        linux.unshare(linux.CLONE_NEWNS)
         tree = rootfs.Rootfs.from_dict(settings["rootfs"])
         rootfs.build(tree, settings["state"] + "/root")
         if tree.python:
@@ -171,7 +175,7 @@ class ForkServer:
     def __init__(self, control: socket.socket, tree: rootfs.Rootfs) -> None:
         """The process is PID 1 of its namespace and has its own root directory."""
         self._control, self._tree = control, tree
-        self._seccomp = build_filter()
+        self._seccomp = {grouped: build_filter(shared_memory=grouped) for grouped in (True, False)}
         self._environment = environment(tree)
         self._sandboxes: dict[str, _Running] = {}
         self._selector = selectors.DefaultSelector()
@@ -266,7 +270,7 @@ class ForkServer:
             signal.signal(signal.SIGCHLD, signal.SIG_IGN)
             signal.set_wakeup_fd(-1)
             program = os.memfd_create("seccomp", 0)
-            os.write(program, self._seccomp)
+            os.write(program, self._seccomp[request["grouped"]])
             os.lseek(program, 0, os.SEEK_SET)
             os.set_inheritable(info, True)
             os.execv(_BWRAP, [_BWRAP, *self._arguments(request, program, info)])
@@ -316,7 +320,8 @@ class ForkServer:
         if pid == 0:
             supervisor.run(supervisor.Assignment(
                 sandbox.init_pidfd, sandbox.channel, sandbox.attach, sandbox.members, init_pid, self._tree.workdir,
-                self._environment, sandbox.request["limits"], self._seccomp, self._tree.python))  # fmt: skip
+                self._environment, sandbox.request["limits"], self._seccomp[sandbox.request["grouped"]],
+                self._tree.python))  # fmt: skip
         sandbox.supervisor = pid
         sandbox.alive.add(pid)
         # Only the supervisor holds the other end from here on: its end is then the end of the channel.

@@ -21,6 +21,7 @@ from __future__ import annotations
 import contextlib
 import os
 import resource
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,6 +29,7 @@ OVERHEAD_PROCESSES = 4
 """bwrap's monitor, the sandbox's PID 1, the supervisor, and the persistent shell."""
 WATCH_INTERVAL_S = 0.02
 
+_OPEN_FILES = 1024
 _ROOT = Path("/sys/fs/cgroup")
 _V1_CONTROLLERS = ("memory", "pids", "cpuacct")
 
@@ -47,6 +49,8 @@ def apply_rlimits(limits: dict[str, int], watched: bool) -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (limits["file_bytes"],) * 2)
     # At the soft limit the program gets SIGXCPU, which it may catch; a second later comes SIGKILL.
     resource.setrlimit(resource.RLIMIT_CPU, (limits["cpu_seconds"], limits["cpu_seconds"] + 1))
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(_OPEN_FILES, most),) * 2)
     if watched:
         resource.setrlimit(resource.RLIMIT_AS, (limits["memory_bytes"],) * 2)
         resource.setrlimit(resource.RLIMIT_NPROC, (limits["num_processes"] + OVERHEAD_PROCESSES,) * 2)
@@ -68,6 +72,30 @@ def resident_bytes(proc: int, pids: set[int]) -> int:
             finally:
                 os.close(fd)
     return pages * resource.getpagesize()
+
+
+class MemoryWatch:
+    """Adds up what a sandbox uses where no control group does."""
+
+    def __init__(self, proc: int, members: Callable[[], set[int]], memory_bytes: int) -> None:
+        """Called inside the sandbox.
+
+        Args:
+            proc: directory descriptor of a procfs whose numbers `members` gives.
+            members: all processes of the sandbox.
+            memory_bytes: what they may use, the files on the sandbox's tmpfs included.
+        """
+        self._proc, self._members, self._memory_bytes = proc, members, memory_bytes
+        self.peak_bytes = 0
+
+    def is_over(self) -> bool:
+        """Look now; remembers the peak."""
+        used = resident_bytes(self._proc, self._members())
+        for path in ("/", "/dev/shm"):
+            disk = os.statvfs(path)
+            used += (disk.f_blocks - disk.f_bfree) * disk.f_frsize
+        self.peak_bytes = max(self.peak_bytes, used)
+        return used > self._memory_bytes
 
 
 def members_of(group: int) -> set[int]:

@@ -21,7 +21,6 @@ MS_RDONLY = 0x1
 MS_NOSUID = 0x2
 MS_NODEV = 0x4
 MS_NOEXEC = 0x8
-MS_REMOUNT = 0x20
 MS_BIND = 0x1000
 MS_REC = 0x4000
 MS_PRIVATE = 0x40000
@@ -39,6 +38,8 @@ _CAPABILITY_VERSION_3 = 0x20080522
 
 # pivot_root has no wrapper in glibc; its number differs between the architectures that seccomp.py knows.
 _PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
+
+_NUM_CAPABILITIES = int(Path("/proc/sys/kernel/cap_last_cap").read_text()) + 1
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -65,14 +66,6 @@ def mount(source: str | None, target: str, kind: str | None, flags: int, data: s
     _check(_libc.mount(raw[0], raw[1], raw[2], ctypes.c_ulong(flags), raw[3]), f"mount {source or kind} on {target}")
 
 
-def bind(source: str, target: str) -> None:
-    """Bind-mount `source` on `target`, read-only, without set-uid programs and device files."""
-    mount(source, target, None, MS_BIND)
-    # A remount from inside a user namespace must keep the flags that the outer namespace locked.
-    locked = os.statvfs(target).f_flag & MS_NOEXEC
-    mount(None, target, None, MS_REMOUNT | MS_BIND | MS_RDONLY | MS_NOSUID | MS_NODEV | locked)
-
-
 def pivot_root(new_root: str) -> None:
     """Make the mount point `new_root` the root directory and drop the old one from the mount namespace."""
     os.chdir(new_root)
@@ -84,8 +77,7 @@ def pivot_root(new_root: str) -> None:
 
 def drop_capabilities() -> None:
     """Drop every capability: bounding set, ambient set, effective, permitted and inheritable."""
-    last = int(Path("/proc/sys/kernel/cap_last_cap").read_text())
-    for capability in range(last + 1):
+    for capability in range(_NUM_CAPABILITIES):
         _check(_libc.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0), "prctl(PR_CAPBSET_DROP)")
     _check(_libc.prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0), "prctl(PR_CAP_AMBIENT)")
     header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0)

@@ -31,6 +31,7 @@ class BubblewrapSandbox:
         self._name, self._limits, self._server, self._channel, self._group = name, limits, server, channel, group
         self._waiting: list[asyncio.Future[None]] = []
         self._reason, self._lost = "", ""
+        self._is_busy = False
         self._stopping: asyncio.Task[None] | None = None
         channel.setblocking(False)
 
@@ -43,8 +44,7 @@ class BubblewrapSandbox:
         listing = [(path, len(content)) for path, content in files.items()]
         try:
             # The files travel while the sandbox is still being built.
-            answer, _ = await frames.exchange(self._channel, {"op": "populate", "files": listing},
-                                              b"".join(files.values()))  # fmt: skip
+            answer, _ = await self._exchange({"op": "populate", "files": listing}, b"".join(files.values()))
         except OSError as e:
             await self._wait_for_end(1.0)
             raise SandboxStartError(f"sandbox {self.id} could not start: {self._reason or e}") from e
@@ -167,7 +167,11 @@ class BubblewrapSandbox:
         self._reason = reason
         if self._group is not None:
             self._group.remove()
-        self._channel.close()
+        # A call that waits is woken by the end of the stream; closing the descriptor would leave it waiting for ever.
+        with contextlib.suppress(OSError):
+            self._channel.shutdown(socket.SHUT_RDWR)
+        if not self._is_busy:
+            self._channel.close()
         waiting, self._waiting = self._waiting, []
         for future in waiting:
             if not future.done() and not future.get_loop().is_closed():
@@ -196,7 +200,7 @@ class BubblewrapSandbox:
         self._check()
         try:
             async with asyncio.timeout(timeout_s + _ANSWER_S):
-                return await frames.exchange(self._channel, request, body)
+                return await self._exchange(request, body)
         except TimeoutError as e:
             self._lost = f"it did not answer {request['op']!r} within {timeout_s + _ANSWER_S:g} s"
             raise self._gone() from e
@@ -207,6 +211,15 @@ class BubblewrapSandbox:
             # Its answer would be taken for the next call's.
             self._lost = f"a call of {request['op']!r} was cancelled"
             raise
+
+    async def _exchange(self, request: dict[str, Any], body: bytes) -> tuple[dict[str, Any], bytes]:
+        self._is_busy = True
+        try:
+            return await frames.exchange(self._channel, request, body)
+        finally:
+            self._is_busy = False
+            if self._reason:
+                self._channel.close()
 
     def _check(self) -> None:
         if self._reason or self._lost:

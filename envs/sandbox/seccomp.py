@@ -56,6 +56,8 @@ _NUMBERS: dict[str, tuple[int | None, int | None]] = {
 }  # fmt: skip
 """Calls refused whatever their arguments are."""
 
+_SHARED_MEMORY: dict[str, tuple[int | None, int | None]] = {"memfd_create": (319, 279), "shmget": (29, 194)}
+
 _CLONE, _CLONE3 = (56, 220), (435, 435)
 _IOCTL, _PERSONALITY, _SOCKET = (16, 29), (135, 92), (41, 198)
 
@@ -80,11 +82,13 @@ def _when(number: int, body: bytes) -> bytes:
     return _instruction(_JUMP_EQUAL, number, 0, len(body) // 8) + body
 
 
-def build_filter(machine: str | None = None) -> bytes:
+def build_filter(machine: str | None = None, shared_memory: bool = True) -> bytes:
     """Assemble the filter.
 
     Args:
         machine: as `platform.machine()` says it; None: this one.
+        shared_memory: whether memory that belongs to no process may be made (memfd_create, shmget). Control groups
+            count it; without them nothing would.
 
     Returns:
         A classic BPF program, 8 bytes an instruction, as seccomp(2) and `bwrap --seccomp` take it.
@@ -115,7 +119,8 @@ def build_filter(machine: str | None = None) -> bytes:
     families = b"".join(_when(family, allow) for family in _SOCKET_FAMILIES)
     program += _when(_SOCKET[column],
                      _argument(0) + families + _instruction(_RETURN, _ERRNO | errno.EAFNOSUPPORT))  # fmt: skip
-    for numbers in _NUMBERS.values():
+    refused = _NUMBERS if shared_memory else _NUMBERS | _SHARED_MEMORY
+    for numbers in refused.values():
         number = numbers[column]
         if number is not None:
             program += _when(number, refuse)

@@ -19,6 +19,8 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from envs.sandbox.limits import WATCH_INTERVAL_S, MemoryWatch
+
 _OUTPUT_FD, _COMMAND_FD, _STATUS_FD = 197, 198, 199
 # The streams are given anew to each command, since the one before may have closed its own by `exec`.
 _LOOP = (f"while IFS= read -r -d '' -u {_COMMAND_FD}; do "
@@ -92,9 +94,10 @@ class Inside:
     """Applies the resource limits; called in a new child before it runs anything."""
     members: Callable[[], set[int]]
     """All processes of the sandbox, in this process's PID namespace."""
-    over_memory: Callable[[], bool] | None = None
-    """Whether the sandbox uses more memory than it may, where the kernel does not see to that."""
-    watch_interval_s: float = 0.02
+    init_pid: int = 1
+    """PID 1 of the sandbox, in this process's PID namespace."""
+    memory: MemoryWatch | None = None
+    """Looks at the memory, where the kernel does not see to that."""
 
 
 def spawn(inside: Inside, run: Callable[[], None], stdin: int, output: int, directory: str) -> int:
@@ -207,8 +210,8 @@ class _Watch:
                 self.timed_out = True
                 kill_others(self._inside.members, self._keep)
                 return
-            watched = self._inside.over_memory is not None
-            events = dict(poll.poll(1000 * (min(left, self._inside.watch_interval_s) if watched else left)))
+            memory = self._inside.memory
+            events = dict(poll.poll(1000 * (left if memory is None else min(left, WATCH_INTERVAL_S))))
             if self._output in events and not self._read():
                 poll.unregister(self._output)
             if write_fd in events:
@@ -219,8 +222,8 @@ class _Watch:
                     write_fd = -1
             if ended in events:
                 break
-            if self._inside.over_memory is not None and self._inside.over_memory():
-                kill_others(self._inside.members, self._keep)
+            if memory is not None and memory.is_over():
+                kill_others(self._inside.members, {self._inside.init_pid})
                 break
         if write_fd >= 0:
             os.close(write_fd)

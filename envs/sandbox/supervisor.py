@@ -8,7 +8,9 @@ there is no host path that a symbolic link could lead to. Only its PID namespace
 from __future__ import annotations
 
 import errno
+import itertools
 import os
+import resource
 import select
 import signal
 import socket
@@ -68,13 +70,9 @@ def _join(assignment: Assignment) -> int:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD):
         signal.signal(number, signal.SIG_DFL)
     signal.set_wakeup_fd(-1)
-    keep = {0, 1, 2, assignment.init_pidfd, assignment.channel, assignment.members, *assignment.attach}
-    for fd in [int(name) for name in os.listdir("/proc/self/fd")]:  # noqa: PTH208 - numbers, not paths
-        if fd not in keep:
-            try:
-                os.close(fd)
-            except OSError:
-                continue  # the listing's own
+    keep = sorted({assignment.init_pidfd, assignment.channel, *assignment.attach, max(assignment.members, 2)} - {2})
+    for low, high in itertools.pairwise((2, *keep, resource.getrlimit(resource.RLIMIT_NOFILE)[0])):
+        os.closerange(low + 1, high)
     for fd in assignment.attach:
         os.write(fd, b"0")
         os.close(fd)
@@ -113,14 +111,9 @@ def _look_around(assignment: Assignment, proc: int) -> Inside:
         Path("/proc/self/oom_score_adj").write_text("500")
         limits.apply_rlimits(assignment.limits, watched)
 
-    def over_memory() -> bool:
-        used = limits.resident_bytes(proc, members())
-        disk = os.statvfs("/")
-        used += (disk.f_blocks - disk.f_bfree) * disk.f_frsize
-        return used > assignment.limits["memory_bytes"]
-
+    watch = limits.MemoryWatch(proc, members, assignment.limits["memory_bytes"]) if watched else None
     return Inside(assignment.workdir, assignment.environment, prepare_child, members,
-                  over_memory if watched else None, limits.WATCH_INTERVAL_S)  # fmt: skip
+                  assignment.init_pid, watch)  # fmt: skip
 
 
 def _namespace(proc: int, pid: str) -> int:
@@ -139,7 +132,7 @@ class Supervisor:
         self._shell = PersistentShell(inside)
         self._operations: dict[str, Callable[[dict[str, Any], bytes], tuple[dict[str, Any], bytes]]] = {
             "populate": self._populate, "shell": self._run_shell, "exec": self._run_program,
-            "read": self._read, "write": self._write, "files": self._files,
+            "read": self._read, "write": self._write, "files": self._files, "stats": self._stats,
         }  # fmt: skip
 
     def serve(self, channel: socket.socket) -> NoReturn:
@@ -149,8 +142,8 @@ class Supervisor:
             ConnectionError: the backend hung up.
         """
         while True:
-            if self._inside.over_memory is not None:
-                self._watch_background(channel)
+            if self._inside.memory is not None:
+                self._watch_background(channel, self._inside.memory)
             request, body = frames.receive(channel)
             try:
                 answer, payload = self._operations[request["op"]](request, body)
@@ -160,11 +153,11 @@ class Supervisor:
                 answer, payload = {"errno": errno.EINVAL, "path": str(e)}, b""
             channel.sendall(frames.pack(answer, payload))
 
-    def _watch_background(self, channel: socket.socket) -> None:
+    def _watch_background(self, channel: socket.socket, memory: limits.MemoryWatch) -> None:
         """Between commands: look at the memory of what was left running."""
-        while not select.select([channel], [], [], self._inside.watch_interval_s)[0]:
-            if self._inside.over_memory is not None and self._inside.over_memory():
-                kill_others(self._inside.members, {os.getpid(), self._assignment.init_pid})
+        while not select.select([channel], [], [], limits.WATCH_INTERVAL_S)[0]:
+            if memory.is_over():
+                kill_others(self._inside.members, {self._assignment.init_pid})
             elif len(self._inside.members()) <= 2:
                 return  # PID 1 and the shell
 
@@ -207,6 +200,16 @@ class Supervisor:
             self._write({"path": path}, body[start : start + size])
             start += size
         return {}, b""
+
+    def _stats(self, request: dict[str, Any], body: bytes) -> tuple[dict[str, Any], bytes]:
+        """Without control groups: the peak that the watching saw, and the CPU time of all children that have ended."""
+        ended = resource.getrusage(resource.RUSAGE_CHILDREN)
+        peak = 0
+        if self._inside.memory is not None:
+            self._inside.memory.is_over()
+            peak = self._inside.memory.peak_bytes
+        return {"peak_memory_bytes": peak, "cpu_seconds": ended.ru_utime + ended.ru_stime,
+                "num_processes": len(self._inside.members()) - 1}, b""  # fmt: skip
 
     def _files(self, request: dict[str, Any], body: bytes) -> tuple[dict[str, Any], bytes]:
         found: list[tuple[str, int]] = []
