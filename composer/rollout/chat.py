@@ -128,6 +128,7 @@ def render(
     from jinja2 import TemplateError
     from transformers.utils.chat_template_utils import render_jinja_template
 
+    described: list[Any] = [*describe_tools(tools)]
     conversation: list[dict[str, Any]] = []
     for m in messages:
         conversation.append({"role": m.role, "content": m.content})
@@ -138,7 +139,7 @@ def render(
     try:
         texts, _ = render_jinja_template(
             conversations=[conversation],
-            tools=describe_tools(tools) or None,
+            tools=described or None,
             chat_template=template,
             add_generation_prompt=add_generation_prompt,
         )
@@ -212,13 +213,14 @@ class Chat:
         Raises:
             TokenizerError: it has none, or the template does not end a turn with a token of the vocabulary.
         """
-        if not getattr(tokenizer, "chat_template", None):
+        template = getattr(tokenizer, "chat_template", None)
+        if not isinstance(template, str):
             raise TokenizerError(
                 f"The tokenizer in {tokenizer.name_or_path or 'memory'} has no chat template: "
-                "add a chat_template.jinja to its folder."
+                "add one chat_template.jinja to its folder."
             )
         self.tokenizer = tokenizer
-        self.template: str = tokenizer.chat_template
+        self.template = template
         self._control = dict(tokenizer.get_added_vocab())
         self._rendered: dict[tuple[object, ...], tuple[list[str], list[Tool]]] = {}
         after = render(self.template, [Message("user", ""), Message("assistant", _mark(0))], []).partition(_mark(0))[2]
@@ -268,7 +270,9 @@ class Chat:
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of generated ids, without the token that ends the turn."""
         ids = token_ids[:-1] if token_ids and token_ids[-1] == self.end_token_id else token_ids
-        return self.tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        text = self.tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        assert isinstance(text, str), "one sequence gives one text"
+        return text
 
     def encode_prompt(self, messages: Sequence[Message], tools: Sequence[Tool]) -> list[int]:
         """Ids of the conversation's start, up to where the assistant begins to generate."""

@@ -59,6 +59,7 @@ class CheckedTool(ABC):
             SandboxError: the sandbox failed.
         """
 
+
 def refuse(reason: str) -> ToolResult:
     """A result that tells the model why nothing was done."""
     return ToolResult(f"error: {reason}", ok=False)

@@ -88,8 +88,9 @@ def test_the_expert_is_rewarded_on_unseen_tasks_exactly_when_it_is_right(runner,
 
     tasks, groups = runner.run(play_all())
     for task, group in zip(tasks, groups, strict=True):
-        edit = expert.expert(task, 0)[1].arguments["text"]
-        assert group.trajectories[0].reward == float(edit == f"    return a {task.metadata['right_operator']} b")
+        edit = expert.expert(task, 0)[1].arguments
+        right = edit["line"] == 2 and edit["text"] == f"    return a {task.metadata['right_operator']} b"
+        assert group.trajectories[0].reward == float(right)
 
 
 def test_an_episode_is_short_in_the_quickstarts_tokens(sessions, chat):
