@@ -11,16 +11,12 @@ token, R routed tokens, N heads, H head features.
 from __future__ import annotations
 
 import functools
-import hashlib
 import inspect
 import logging
-import os
-import resource
 import sys
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -29,8 +25,9 @@ import torch.nn.functional as F
 import torchtitan.models.common.attention as titan_attention
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
-from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.experimental._attention import _HeadTailLoadBalancer
+from torch.distributed.tensor.experimental._context_parallel._attention import flex_cp_allgather
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, create_mask
 from torchtitan.components.optimizer import register_moe_load_balancing_hook
 from torchtitan.distributed.context_parallel import cp_shard
@@ -41,43 +38,13 @@ from torchtitan.models.common.moe import GroupedExperts
 from torchtitan.models.common.param_init import skip_param_init
 from torchtitan.protocols.model_spec import ModelSpec
 
+from composer.models.cpu import CpuDevice, context_parallel_mask, document_mask
+from composer.models.initial import SeededNormal
 from composer.schema import Family, ModelConfig
 
 _NOISE = ("lspci", "Peak flops", "initial_load_model_only", "model.safetensors.index.json not found",
           "based on job config", "Pipeline Parallel loss is not visible")
 """Warnings of torchtitan about nothing that a user can or should change."""
-
-
-class _CpuDevice:
-    """What torchtitan calls on `torch.cuda`, answered for a CPU process."""
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(torch.cpu, name)
-
-    def device_count(self) -> int:
-        return 1
-
-    def current_device(self) -> int:
-        return 0
-
-    def set_device(self, device: object) -> None:
-        pass
-
-    def empty_cache(self) -> None:
-        pass
-
-    def reset_peak_memory_stats(self, *args: object) -> None:
-        pass
-
-    def get_device_name(self, *args: object) -> str:
-        return "cpu"
-
-    def get_device_properties(self, *args: object) -> SimpleNamespace:
-        return SimpleNamespace(name="cpu", total_memory=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
-
-    def memory_stats(self, *args: object) -> dict[str, int]:
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-        return {"active_bytes.all.peak": peak, "reserved_bytes.all.peak": peak, "num_alloc_retries": 0, "num_ooms": 0}
 
 
 @functools.cache
@@ -92,7 +59,7 @@ def install_cpu_support() -> bool:
         return False
     # torchtitan asks torch for "the accelerator" and takes "cuda" when there is none. The answer was copied by name
     # into many modules when they were imported, so every copy is replaced.
-    device = _CpuDevice()
+    device = CpuDevice()
     for name, module in list(sys.modules.items()):
         if name.startswith("torchtitan.") and hasattr(module, "device_type"):
             module.device_type = "cpu"
@@ -102,7 +69,7 @@ def install_cpu_support() -> bool:
     # them on CPU. The eager function gives the same mask.
     titan_attention._compiled_create_block_mask = create_block_mask
     torch_context_parallel._compiled_create_block_mask = create_block_mask
-    torch_context_parallel._create_cp_block_mask = _context_parallel_mask
+    torch_context_parallel._create_cp_block_mask = context_parallel_mask
     # The router asks for a float32 autocast, which CPU autocast refuses with a warning at every call; parameters are
     # float32 here, so the refusal changes nothing.
     warnings.filterwarnings("ignore", message="CPU Autocast only supports")
@@ -113,46 +80,6 @@ def install_cpu_support() -> bool:
 def on_cpu() -> bool:
     """Whether this process trains on CPU."""
     return install_cpu_support()
-
-
-def _context_parallel_mask(mask_mod: Callable, B: int, H: int, Q_LEN: int, KV_LEN: int, device_mesh: Any,  # noqa: N803
-                           load_balancer: Any = None) -> BlockMask:
-    """The mask of a rank's part of the sequence; torch's own function also demands length % (128 x ranks) == 0.
-
-    The demand comes from the padding of the compiled kernel, which CPU does not use.
-    """
-    rank, size = device_mesh.get_local_rank(), device_mesh.size()
-    shard = Q_LEN // size
-    order = load_balancer._generate_indices(restore=False) if load_balancer else None
-
-    def original(b: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
-        if order is None:
-            return index
-        return order[0][index] if order.size(0) == 1 else order[b][index]
-
-    def local_mask(b: torch.Tensor, h: torch.Tensor, q: torch.Tensor, kv: torch.Tensor) -> torch.Tensor:
-        return mask_mod(b, h, original(b, q + rank * shard), original(b, kv))
-
-    return create_block_mask(local_mask, B, H, shard, KV_LEN, device=device_mesh.device_type)
-
-
-def document_mask(positions: torch.Tensor) -> torch.Tensor | None:
-    """The attention mask of packed documents: causal, and only within a document.
-
-    Args:
-        positions: int64 [B, L]; a document starts where they are 0.
-
-    Returns:
-        None when every row is one document (plain causal attention is then enough), else float32 [B, 1, L, L] with 0
-        where a query (third axis) may see a key (fourth axis) and -inf elsewhere.
-    """
-    starts = positions == 0
-    if not bool(starts[:, 1:].any()):
-        return None
-    document = starts.cumsum(1)
-    length = positions.shape[1]
-    seen = (document[:, :, None] == document[:, None, :]) & torch.ones(length, length, dtype=torch.bool).tril()
-    return torch.zeros(seen.shape).masked_fill_(~seen, float("-inf"))[:, None]
 
 
 class CpuAttention(FlexAttention):
@@ -198,27 +125,45 @@ class CpuExperts(GroupedExperts):
         return torch._grouped_mm(hidden, w2.transpose(-2, -1), offs=ends)
 
 
-@dataclass(frozen=True)
-class SeededNormal:
-    """Initialises one parameter from its own random stream, so that a seed gives the same model on every mesh.
+class LatentAttention(deepseek_v3.model.Attention):
+    """MLA whose context parallelism gathers the latents and not the keys and values made of them.
 
-    torchtitan draws all parameters from one stream; sharded and unsharded models then start differently.
+    torchtitan gathers `heads x (qk + v)` numbers a token; the normed latent and the one rotary key say the same in
+    `kv_lora_rank + qk_rope_head_dim`: 71 times less at DeepSeek-V3's sizes. In exchange every rank expands the whole
+    sequence. Used where tensor parallelism is off; without context parallelism it is torchtitan's attention.
     """
 
-    seed: int
-    name: str
-    std: float
+    @dataclass(kw_only=True, slots=True)
+    class Config(deepseek_v3.model.Attention.Config):
+        """No options of its own."""
 
-    def __call__(self, parameter: torch.Tensor) -> None:
-        """Fill `parameter`, a tensor or a DTensor of which every rank holds a shard."""
-        key = hashlib.sha256(f"{self.seed}/{self.name}".encode()).digest()
-        generator = torch.Generator(parameter.device).manual_seed(int.from_bytes(key[:8]) >> 1)
-        full = torch.empty(parameter.shape, dtype=parameter.dtype, device=parameter.device)
-        full.normal_(std=self.std, generator=generator)
-        if isinstance(parameter, DTensor):  # every rank has drawn the whole tensor and keeps its own shard
-            mesh = parameter.device_mesh
-            full = DTensor.from_local(full, mesh, [Replicate()] * mesh.ndim, run_check=False)
-        parameter.copy_(full)
+    context_group: str | None = None
+    """The name of the context-parallel process group."""
+
+    def gather_latents(self, group: str) -> None:
+        """Gather over `group` from now on, and take torchtitan's own gathering off the inner attention."""
+        self.context_group = group
+        del self.inner_attention.forward  # the wrapper was set on the instance
+
+    def forward(self, x: torch.Tensor, attention_masks: Any, positions: torch.Tensor | None = None) -> torch.Tensor:
+        """[B, l, D] -> [B, l, D], l = L / ranks."""
+        if self.context_group is None:
+            return super().forward(x, attention_masks, positions)
+        query = self.wq(x) if self.q_lora_rank == 0 else self.wq_b(self.q_norm(self.wq_a(x)))
+        query = query.unflatten(-1, (-1, self.qk_head_dim))
+        q_nope, q_rope = query.split([self.qk_nope_head_dim, self.qk_rope_head_dim], dim=-1)
+        latent, k_rope = self.wkv_a(x).split([self.kv_lora_rank, self.qk_rope_head_dim], dim=-1)
+        q_rope, k_rope = self.rope(q_rope, k_rope.unsqueeze(2), positions)
+        # The gather's backward sums over ranks. The gradient of wkv_b is each rank's part of it; FSDP, whose ranks
+        # include those of the context axis, sums it.
+        latent, k_rope = flex_cp_allgather(self.kv_norm(latent).contiguous(), k_rope.contiguous(), 1,
+                                           self.context_group)
+        expanded = self.wkv_b(latent).unflatten(-1, (-1, self.qk_nope_head_dim + self.v_head_dim))
+        k_nope, value = expanded.split([self.qk_nope_head_dim, self.v_head_dim], dim=-1)
+        key = torch.cat([k_nope, k_rope.expand(-1, -1, k_nope.shape[2], -1)], dim=-1)
+        out = self.inner_attention(torch.cat([q_nope, q_rope], dim=-1), key, value, attention_masks=attention_masks,
+                                   scale=self.softmax_scale)
+        return self.wo(out.flatten(2))
 
 
 def build_model_spec(model: ModelConfig, seed: int = 0) -> ModelSpec:
@@ -236,6 +181,7 @@ def build_model_spec(model: ModelConfig, seed: int = 0) -> ModelSpec:
     for layer in config.layers:
         if layer.moe is not None:
             layer.moe.load_balance_coeff = model.router_bias_rate or None
+    _swap(config, deepseek_v3.model.Attention.Config, LatentAttention.Config)
     if on_cpu():
         _swap(config, FlexAttention.Config, CpuAttention.Config)
         _swap(config, GroupedExperts.Config, CpuExperts.Config)
@@ -255,22 +201,22 @@ def _swap(config: Any, old: type, new: type) -> None:
 
 
 def _parallelize(parallelize: Callable, model: nn.Module, **kwargs: Any) -> nn.Module:
-    """The family's own parallelisation, with what CPU needs around it."""
-    if not on_cpu():
-        return parallelize(model, **kwargs)
+    """The family's own parallelisation, with what CPU and latent gathering need around it."""
     dims = kwargs["parallel_dims"]
-    if dims.world_size == 1:
+    if on_cpu() and dims.world_size == 1:
         # torchtitan wraps even one process in FSDP, whose copies in and out cost 40 % of a step of a small model.
         if kwargs["ac_config"] is not None:
             kwargs["ac_config"].build(dump_folder=kwargs["dump_folder"]).apply(model)
     else:
         model = parallelize(model, **kwargs)
-        for module in model.modules():
-            if isinstance(module, FSDPModule):
-                # A gradient divide factor makes FSDP reduce with PREMUL_SUM, which gloo lacks; with torchtitan's factor
-                # of 1 a plain sum is the same.
-                module.set_force_sum_reduction_for_comms(True)
-    if not dims.cp_enabled:
+    for module in model.modules():
+        if isinstance(module, LatentAttention) and dims.cp_enabled and not dims.tp_enabled:
+            module.gather_latents(torch.distributed._get_process_group_name(dims.get_mesh("cp").get_group()))
+        if isinstance(module, FSDPModule) and on_cpu():
+            # A gradient divide factor makes FSDP reduce with PREMUL_SUM, which gloo lacks; with torchtitan's factor of
+            # 1 a plain sum is the same.
+            module.set_force_sum_reduction_for_comms(True)
+    if on_cpu() and not dims.cp_enabled:
         model.get_attention_masks = document_mask
     return model
 

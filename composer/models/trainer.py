@@ -31,11 +31,11 @@ from torchtitan.distributed import utils as dist_utils
 from torchtitan.distributed.activation_checkpoint import FullAC
 from torchtitan.trainer import Trainer
 
-from composer.errors import ResumeError, TrainingError
+from composer.errors import PlanError, ResumeError, TrainingError
 from composer.models import titan
 from composer.models.components import JsonState, LastMetrics, NoLoader, NoTokenizer
 from composer.models.sizes import loss_chunks
-from composer.schema import ModelConfig, ParallelConfig, Schedule
+from composer.schema import Accelerator, ModelConfig, ParallelConfig, Schedule
 
 NO_LOSS = IGNORE_INDEX
 """The label of a token that is not trained on."""
@@ -171,7 +171,8 @@ class TitanTrainer(Trainer):
         self.gradient_accumulation_steps, rest = divmod(len(microbatches), group)
         if rest or not microbatches:
             raise ValueError(f"len(microbatches) must be a positive multiple of {group}, but is {len(microbatches)}")
-        batches = (({"input": m.tokens, "positions": m.positions, **m.extras}, m.labels) for m in microbatches)
+        padded = (_pad_rows(m, self.parallel_dims.tp) for m in microbatches)
+        batches = (({"input": m.tokens, "positions": m.positions, **m.extras}, m.labels) for m in padded)
         try:
             self.train_step(self.batch_generator(batches))
         except RuntimeError as error:
@@ -244,8 +245,9 @@ class TitanTrainer(Trainer):
         Returns:
             float32 [B, L]; 0 where the label is `NO_LOSS`.
         """
-        inputs = {"input": batch.tokens.to(self.device), "positions": batch.positions.to(self.device)}
-        tokens, labels, kwargs = self.post_dataloading_process(inputs, batch.labels.to(self.device))
+        padded = _pad_rows(batch, self.parallel_dims.tp)
+        inputs = {"input": padded.tokens.to(self.device), "positions": padded.positions.to(self.device)}
+        tokens, labels, kwargs = self.post_dataloading_process(inputs, padded.labels.to(self.device))
         model = self.model_parts[0]
         model.eval()  # else these tokens would count as expert load
         try:
@@ -259,7 +261,7 @@ class TitanTrainer(Trainer):
         if self.parallel_dims.cp_enabled:
             mesh = self.parallel_dims.get_mesh("cp")
             log_probs = titan.gather_sequence(log_probs, mesh, self.config.parallelism.context_parallel_load_balancer)
-        return log_probs
+        return log_probs[:len(batch.tokens)]
 
     @torch.no_grad()
     def hf_state_dict(self) -> Iterator[tuple[str, torch.Tensor]]:
@@ -320,6 +322,23 @@ class TitanTrainer(Trainer):
                              f"resume; the checkpoints in {self.config.dump_folder}/checkpoints are intact.")
 
 
+def _pad_rows(batch: Microbatch, multiple: int) -> Microbatch:
+    """Repeat the last row without labels until there is a multiple of rows.
+
+    DTensor cuts the backward pass of the router by rows under tensor parallelism, and only evenly.
+    """
+    missing = -len(batch.tokens) % multiple
+    if not missing:
+        return batch
+
+    def repeat(rows: torch.Tensor) -> torch.Tensor:
+        return torch.cat([rows, rows[-1:].expand(missing, -1)])
+
+    labels = torch.cat([batch.labels, torch.full_like(batch.labels[-1:], NO_LOSS).expand(missing, -1)])
+    return Microbatch(repeat(batch.tokens), labels, repeat(batch.positions),
+                      {name: repeat(rows) for name, rows in batch.extras.items()})
+
+
 def _reduction(name: str) -> str:
     return name.rsplit("/", 1)[-1]
 
@@ -340,7 +359,14 @@ def trainer_config(model: ModelConfig, parallel: ParallelConfig, settings: Train
         parallel: the mesh.
         settings: the optimisation.
         loss: default: cross-entropy of the labels.
+
+    Raises:
+        PlanError: `parallel.accelerator` is not what this process sees.
     """
+    if (parallel.accelerator is Accelerator.cpu) != titan.on_cpu():
+        remedy = ("this process sees no CUDA device; use cpu, or start the run where there are GPUs" if titan.on_cpu()
+                  else "this process sees CUDA devices; use cuda, or hide them with CUDA_VISIBLE_DEVICES=")
+        raise PlanError("parallel.accelerator", parallel.accelerator.value, remedy)
     if loss is None:
         loss = CrossEntropyLoss.Config(global_vocab_size=model.vocab_size)
     if (chunks := loss_chunks(model, parallel)) > 1:

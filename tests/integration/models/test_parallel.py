@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from composer.models import titan
 from composer.models.huggingface import export
 from composer.models.trainer import Microbatch
 from composer.schema import ModelConfig, ParallelConfig
@@ -40,7 +41,9 @@ def train(model: ModelConfig, folder: Path, parallel: ParallelConfig) -> dict[st
         if parallel.pipeline_parallel > 1:
             microbatches = [rows(mine, i, 8) for i in range(8)]
         else:  # two micro-batches of unequal size: the mean is over tokens, however they are cut
-            microbatches = [rows(mine, 0, 4), *(rows(mine, i, 4) for i in range(1, 4))]
+            quarter = max(1, len(mine.tokens) // 4)
+            microbatches = [Microbatch(*(x[cut] for x in (mine.tokens, mine.labels, mine.positions)))
+                            for cut in (slice(quarter), slice(quarter, None))]
         metrics = trainer.update(microbatches)
         losses.append(metrics["loss"])
         norms.append(metrics["grad_norm"])
@@ -76,6 +79,70 @@ def test_a_mesh_trains_like_one_process(model: ModelConfig, mesh: str, reference
         if result["score"] is not None:
             torch.testing.assert_close(torch.tensor(result["score"]), torch.tensor(expected["score"]), atol=5e-4,
                                        rtol=0)
+    assert same_weights(tmp_path / "hf", expected["folder"])
+
+
+def test_context_parallelism_moves_latents_only(tmp_path: Path) -> None:
+    def moved() -> list[int]:
+        sizes, gather = [], titan.flex_cp_allgather
+
+        def recorded(latent: torch.Tensor, key: torch.Tensor, *rest: Any) -> Any:
+            sizes.append(latent[0, 0].numel() + key[0, 0].numel())
+            return gather(latent, key, *rest)
+
+        titan.flex_cp_allgather = recorded
+        trainer = build(DEEPSEEK, tmp_path, MESHES["context2"])
+        trainer.update([batch(0)])
+        trainer.close()
+        return sizes
+
+    assert run_ranks(2, moved, tmp_path)[0] == [32 + 16] * 3  # latent and rotary key a token, in each of 3 layers
+
+
+def test_tensor_parallelism_takes_any_number_of_rows(tmp_path: Path) -> None:
+    def odd(folder: Path, parallel: ParallelConfig) -> tuple[float, list[list[float]]]:
+        trainer = build(QWEN, folder, parallel)
+        found = trainer.update([batch(0, rows=3)])["loss"], trainer.score(batch(1, rows=1)).tolist()
+        trainer.close()
+        return found
+
+    loss, score = run_ranks(1, lambda: odd(tmp_path / "one", ParallelConfig()), tmp_path)[0]
+    (tmp_path / "rank0.pickle").unlink()
+    for result in run_ranks(2, lambda: odd(tmp_path / "two", MESHES["tensor2"]), tmp_path):
+        assert result[0] == pytest.approx(loss, abs=1e-4)
+        torch.testing.assert_close(torch.tensor(result[1]), torch.tensor(score), atol=5e-4, rtol=0)
+
+
+def test_experts_without_tokens_do_not_hang(tmp_path: Path) -> None:
+    def collapsed(folder: Path, parallel: ParallelConfig) -> tuple[list[float], float]:
+        trainer = build(QWEN, folder, parallel)
+        with torch.no_grad():  # equal router logits: every token takes the same two experts, which live on one rank
+            for block in trainer.model_parts[0].layers.values():
+                block.moe.router.gate.weight.zero_()
+        rank, size = trainer.data_parallel
+        metrics = [trainer.update([rows(batch(step), rank, size)]) for step in range(2)]
+        trainer.close()
+        return [m["loss"] for m in metrics], metrics[0]["worst_expert_load"]
+
+    one = run_ranks(1, lambda: collapsed(tmp_path / "one", ParallelConfig()), tmp_path)[0]
+    (tmp_path / "rank0.pickle").unlink()
+    for losses, load in run_ranks(2, lambda: collapsed(tmp_path / "two", MESHES["shard2-expert2"]), tmp_path):
+        assert losses == pytest.approx(one[0], abs=1e-4)
+        assert load == one[1] == 8 / 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("parallel", [
+    ParallelConfig(data_parallel_shard=2, context_parallel=2, expert_parallel=4),
+    ParallelConfig(data_parallel_replicate=2, data_parallel_shard=2, expert_parallel=2),
+    ParallelConfig(context_parallel=2, tensor_parallel=2),
+    ParallelConfig(context_parallel=2, pipeline_parallel=2),
+], ids=["shard2-context2-expert4", "replicate2-shard2-expert2", "context2-tensor2", "context2-pipeline2"])
+def test_four_ranks(parallel: ParallelConfig, reference: dict[str, Any], tmp_path: Path) -> None:
+    expected = reference[DEEPSEEK.name]
+    results = run_ranks(4, lambda: train(DEEPSEEK, tmp_path, parallel), tmp_path, timeout_s=240)
+    for result in results:
+        assert result["loss"] == pytest.approx(expected["loss"], abs=1e-4)
     assert same_weights(tmp_path / "hf", expected["folder"])
 
 
