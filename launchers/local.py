@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import shutil
 import tempfile
 from collections.abc import Mapping
@@ -45,6 +46,12 @@ class LocalLauncher:
         # Ray resolves "127.0.0.1" to an outside address on Linux unless clusters are switched off; a run on one machine
         # has nothing to say to the network.
         os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
+        # Other users of this machine reach loopback too; a token of the run's own keeps them out and leaves no file
+        # behind.
+        os.environ.setdefault("RAY_AUTH_MODE", "token")
+        os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
+        # Ray makes workers nice, which on a laptop means that any other program takes the run's two cores away.
+        os.environ.setdefault("RAY_worker_niceness", "0")
         # The warning speaks of accelerators that are hidden from workers; the CPU path has none to hide.
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
         import ray
