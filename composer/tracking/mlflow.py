@@ -29,8 +29,8 @@ from composer.tracking.state import ArtifactEntry, RunEntry, State
 from composer.tracking.system import SystemSampler
 from composer.types import Trajectory
 
-KILLED_DEADLINE_S = 4.0
-"""An interrupted run has 10 s to end everything; the record takes no more than this of it."""
+KILLED_DEADLINE_S = 3.0
+"""An interrupted run has 10 s to end everything; sending the record takes no more than this of it."""
 CLOSE_DEADLINE_S = 60.0
 
 
@@ -258,7 +258,7 @@ class Record:
 
         Args:
             status: FINISHED, FAILED or KILLED.
-            deadline_s: how long what is left may take to be sent; None: 4 s for KILLED, else 60 s. A server that cannot
+            deadline_s: how long what is left may take to be sent; None: 3 s for KILLED, else 60 s. A server that cannot
                 be reached is tried once more, for at most `tracking.timeout_s`.
         """
         if self.report is not None:
