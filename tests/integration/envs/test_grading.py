@@ -77,6 +77,11 @@ CHEATS = {
     "        except OSError: pass\ndef scale_row(a, b):\n    return 0\n",
     "kill the supervisor": "import os\nos.kill(os.getppid(), 9)\n",
     "read the nonce": "import sys, os\nos.write(1, b'\\n' + sys.stdin.buffer.read() + b'[]\\n')\nos._exit(0)\n",
+    "kill everything": "import os\nfor pid in range(1, 200):\n    try: os.kill(pid, 9)\n    except OSError: pass\n",
+    "crash": "import os\nos.kill(os.getpid(), 11)\n",
+    "fill the memory": "x = []\nwhile True: x.append(bytearray(10**7))\n",
+    "leave a process behind": "import os, time\nif os.fork() == 0:\n    os.setsid()\n    time.sleep(60)\n",
+    "remove the tests": "import shutil\nshutil.rmtree('/home/dev/project', ignore_errors=True)\n",
     "close everything": "import os\nos.closerange(0, 99)\n",
 }
 
