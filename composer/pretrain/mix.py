@@ -13,7 +13,7 @@ from typing import Any
 
 from composer.errors import CorpusError
 from composer.pretrain.sources import Document, Piece, held_out, open_source
-from composer.schema import MixConfig, SourceConfig, SourceKind
+from composer.schema import MixConfig, SourceConfig
 
 _BYTES_PER_TOKEN = 4
 """About what a large tokenizer makes of code; only decides how long pieces are."""
@@ -70,7 +70,7 @@ class Mix:
 
         Args:
             key: their place in the config, for messages, such as `mix.phases.base.sources`.
-            sources: name -> source; those of kind sessions are left to the fine-tuning part.
+            sources: name -> source.
             codebase: what must not be read.
             seq_len: tokens of a row.
             seed: of the order.
@@ -78,17 +78,16 @@ class Mix:
         Raises:
             CorpusError: a source cannot be opened, or nothing of it is left beside the codebase.
         """
-        self._sources = {name: s for name, s in sources.items() if s.kind is not SourceKind.sessions}
-        self._seed = seed
+        self._sources, self._seed = sources, seed
         self._places: dict[str, list[tuple[Document, int]]] = {}
-        for name, source in self._sources.items():
+        for name, source in sources.items():
             documents = [d for d in open_source(f"{key}.{name}", source, piece_bytes(seq_len))
                          if d.origin not in codebase.origins]
             if not documents:
                 raise CorpusError(f"{key}.{name}: all of its documents are held out as the codebase; lower "
                                   "mix.codebase_share or give another source")
             self._places[name] = [(d, n) for d in documents for n in range(d.num_pieces)]
-        self._cursors = {name: _Cursor() for name in self._sources}
+        self._cursors = {name: _Cursor() for name in sources}
         self._orders: dict[str, tuple[int, list[int]]] = {}
         self._texts: dict[str, tuple[int, Piece]] = {}
         self._longest = 2 * piece_bytes(seq_len)  # texts that are not files come whole, however long they are

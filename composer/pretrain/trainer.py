@@ -27,8 +27,8 @@ OnMetrics = Callable[[int, dict[str, float]], None]
 _CODEBASE_ROW = 512
 """Tokens of context in which held-out code is scored (less if the model knows fewer positions); the same in all phases,
 so that their losses can be compared."""
-_SCORED_TOKENS = 8192
-"""Tokens that are scored at once."""
+_TOKENS_AT_ONCE = 8192
+"""Tokens of a micro-batch, for training and for scoring (one row at least)."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ def run_phase(phase: Phase, on_metrics: OnMetrics = lambda step, metrics: None) 
     trainer = _build(phase, batches.num_steps)
     try:
         rows = codebase_rows(codebase, encoder, _codebase_row(phase), phase.mix.codebase_tokens)
-        held_out = _microbatches(trainer, rows, max(1, _SCORED_TOKENS // len(rows[0].tokens)))
+        held_out = _microbatches(trainer, rows)
         trainer.track("batches", batches)
         step = trainer.load()
         return _train(phase, trainer, batches, held_out, step, on_metrics, started)
@@ -118,7 +118,7 @@ def _train(phase: Phase, trainer: TitanTrainer, batches: Batches, held_out: list
             on_metrics(0, {"codebase_loss": codebase_loss})
     tokens, metrics = 0, {"loss": math.nan}
     while step < batches.num_steps:
-        metrics = trainer.update(_microbatches(trainer, batches.next(), config.batch_size))
+        metrics = trainer.update(_microbatches(trainer, batches.next()))
         step, tokens = trainer.step, tokens + int(metrics["tokens"])
         last = step == batches.num_steps
         if last or step % config.evaluate_every == 0:
@@ -168,14 +168,12 @@ def _build(phase: Phase, num_steps: int) -> TitanTrainer:
     return trainer_config(phase.model, parallel, settings).build()
 
 
-def _microbatches(trainer: TitanTrainer, rows: list[Row], rows_at_once: int) -> list[Microbatch]:
-    """This rank's rows, at most `rows_at_once` a micro-batch; one each in a pipeline, which wants full groups."""
-    if trainer.parallel_dims.pp_enabled:
-        mine = rows_of_rank(rows, *trainer.data_parallel, multiple=trainer.num_pipeline_parallel_microbatches)
-        rows_at_once = 1
-    else:
-        mine = rows_of_rank(rows, *trainer.data_parallel)
-    return [_microbatch(mine[i:i + rows_at_once]) for i in range(0, len(mine), rows_at_once)]
+def _microbatches(trainer: TitanTrainer, rows: list[Row]) -> list[Microbatch]:
+    """This rank's rows in micro-batches; in a pipeline one row each, and full groups of them."""
+    group = trainer.num_pipeline_parallel_microbatches
+    mine = rows_of_rank(rows, *trainer.data_parallel, multiple=group)
+    at_once = 1 if trainer.parallel_dims.pp_enabled else max(1, _TOKENS_AT_ONCE // len(rows[0].tokens))
+    return [_microbatch(mine[i:i + at_once]) for i in range(0, len(mine), at_once)]
 
 
 def _microbatch(rows: Sequence[Row]) -> Microbatch:

@@ -138,7 +138,8 @@ def test_docstrings_by_hand() -> None:
     (SourceConfig(kind=SourceKind.jsonl), r"sources\.x\.path=None: give a file of JSON lines"),
     (SourceConfig(kind=SourceKind.files, path="/proc/self/fd", pattern="*.nothing"),
      r"sources\.x\.path=.*no documents match pattern='\*\.nothing'; correct path or pattern"),
-], ids=["missing", "not given", "empty"])
+    (SourceConfig(kind=SourceKind.sessions), r"sources\.x\.kind='sessions': only phases of kind sft have sessions"),
+], ids=["missing", "not given", "empty", "sessions"])
 def test_what_is_missing_is_one_plain_sentence(source: SourceConfig, message: str) -> None:
     with pytest.raises(CorpusError, match=message):
         Mix(KEY, {"x": source}, Codebase(MixConfig(name="m"), 16), seq_len=16, seed=0)
