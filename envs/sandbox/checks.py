@@ -35,8 +35,12 @@ def namespaces(proc_sys: Path = Path("/proc/sys")) -> Finding:
     for name, forbids, remedy in _SYSCTLS:
         file = proc_sys / name.replace(".", "/")
         if file.exists() and file.read_text().strip() == forbids:
-            return Finding("user namespaces", False, f"{name}={forbids} forbids them, so no sandbox can start",
-                           f"as root: {remedy}")  # fmt: skip
+            return Finding(
+                "user namespaces",
+                False,
+                f"{name}={forbids} forbids them, so no sandbox can start",
+                f"as root: {remedy}",
+            )
     return Finding("user namespaces", True, "no kernel setting forbids them")
 
 
@@ -45,8 +49,14 @@ def control_groups(label: str) -> Finding:
     try:
         groups = ControlGroups.find(f"composer.{label}")
     except LimitError as e:
-        return Finding("control groups", False, "not writable: memory_bytes is watched instead of enforced by the kernel, "
-                       "which a program may overshoot for some milliseconds", str(e), required=False)  # fmt: skip
+        return Finding(
+            "control groups",
+            False,
+            "not writable: memory_bytes is watched instead of enforced by the kernel, "
+            "which a program may overshoot for some milliseconds",
+            str(e),
+            required=False,
+        )
     return Finding("control groups", True, f"sandboxes' memory and processes are limited in {groups.folders[0].parent}")
 
 
@@ -66,9 +76,13 @@ def _try(trial: Callable[[], Awaitable[None]]) -> Finding:
     if not failure:
         return Finding("sandbox", True, f"a bubblewrap sandbox starts (as {'root' if os.geteuid() == 0 else 'a user'})")
     text = str(failure[0]) if isinstance(failure[0], ComposerError) else repr(failure[0])
-    return Finding("sandbox", False, text,
-                   "in a container: start it with --privileged, or with --security-opt seccomp=unconfined "
-                   "--security-opt systempaths=unconfined --cap-add SYS_ADMIN; elsewhere: see user namespaces above")  # fmt: skip
+    return Finding(
+        "sandbox",
+        False,
+        text,
+        "in a container: start it with --privileged, or with --security-opt seccomp=unconfined "
+        "--security-opt systempaths=unconfined --cap-add SYS_ADMIN; elsewhere: see user namespaces above",
+    )
 
 
 async def _await(trial: Callable[[], Awaitable[None]]) -> None:

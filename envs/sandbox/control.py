@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 from composer.errors import SandboxStartError
-from envs.sandbox import forkserver
+from envs.sandbox import watchdog
 from envs.sandbox.limits import ControlGroups
 from envs.sandbox.rootfs import Rootfs
 from envs.sandbox.state import State, start_time
@@ -27,8 +27,9 @@ _END_TIMEOUT_S = 5.0
 class ForkServerClient:
     """One running fork server. May be used from one event loop after another, not from two at once."""
 
-    def __init__(self, rootfs: Rootfs, state: State, groups: ControlGroups | None,
-                 on_ended: Callable[[str | None, str], None]) -> None:  # fmt: skip
+    def __init__(
+        self, rootfs: Rootfs, state: State, groups: ControlGroups | None, on_ended: Callable[[str | None, str], None]
+    ) -> None:
         """Start the process; `ready` waits for it.
 
         Args:
@@ -53,10 +54,22 @@ class ForkServerClient:
         try:
             # -I and -S: nothing of the host's environment, user or site-packages is loaded.
             self._process = subprocess.Popen(
-                [getattr(sys, "_base_executable", sys.executable), "-I", "-S", forkserver.__file__, str(os.getpid()),
-                 str(theirs.fileno())],
-                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env={}, cwd="/",
-                pass_fds=(theirs.fileno(), state.lock), start_new_session=True)  # fmt: skip
+                [
+                    getattr(sys, "_base_executable", sys.executable),
+                    "-I",
+                    "-S",
+                    watchdog.__file__,
+                    str(os.getpid()),
+                    str(theirs.fileno()),
+                ],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                env={},
+                cwd="/",
+                pass_fds=(theirs.fileno(), state.lock),
+                start_new_session=True,
+            )
             self._control.send(json.dumps(settings).encode())
         except OSError as e:
             self._control.close()
@@ -162,4 +175,3 @@ class ForkServerClient:
     def watchdog(self) -> int:
         """PID of the watchdog, outside all namespaces."""
         return self._process.pid
-

@@ -1,16 +1,15 @@
 """The fork server: one small process a backend, which starts, watches and ends that backend's sandboxes.
 
     owner (the backend's process)
-    `- watchdog       with the host's processes and files; ends the fork server when the owner has gone, and removes what is on disk
-       `- fork server PID 1 of a PID namespace: when it ends, the kernel ends everything below it
-          |- bwrap    one a sandbox; its child is the sandbox's PID 1
-          `- supervisor  one a sandbox (supervisor.py)
+    `- watchdog (watchdog.py)
+       `- fork server   PID 1 of a PID namespace: when it ends, the kernel ends everything below it
+          |- bwrap      one a sandbox; its child is the sandbox's PID 1
+          `- supervisor one a sandbox (supervisor.py)
 
 Why it exists: only from inside a mount namespace of our own can the overlay's upper layer be a tmpfs of a given size
 (`disk_bytes`), for ordinary users too; forking a process of 20 MB is far cheaper than forking one that holds a model;
 and warm.py needs a parent that has imported pytest.
 
-It imports nothing but the standard library and its neighbours, and is run as a script by its own path.
 Control channel: a SOCK_SEQPACKET pair, one JSON message a packet, file descriptors beside it.
 """
 
@@ -23,103 +22,28 @@ import os
 import resource
 import select
 import selectors
-import shutil
 import signal
 import socket
-import sys
 import time
 import traceback
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, NoReturn
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-
-from envs.sandbox import limits, linux, rootfs, supervisor, warm  # noqa: E402
-from envs.sandbox.seccomp import build_filter  # noqa: E402
+from envs.sandbox import limits, linux, rootfs, supervisor, warm
+from envs.sandbox.seccomp import build_filter
 
 _MESSAGE_BYTES = 2**16
 _PACKET_FDS = 8
 _BWRAP = "/bwrap/bwrap"
 
 
-def main() -> NoReturn:
-    """Become the watchdog of `argv[1]` (the owner's PID) on the control socket `argv[2]`, and fork the fork server."""
-    owner_pid, control_fd = int(sys.argv[1]), int(sys.argv[2])
-    owner = os.pidfd_open(owner_pid)
-    if os.getppid() != owner_pid:
-        os._exit(0)
-    control = socket.socket(fileno=control_fd)
-    settings = json.loads(control.recv(2**22))
-    error = _leave_namespaces()
-    if error:
-        control.send(json.dumps({"error": error}).encode())
-        os._exit(1)
-    child = os.fork()
-    if child == 0:
-        linux.set_parent_death_signal(signal.SIGKILL)
-        os.close(owner)
-        _run(control, settings)
-    control.close()
-    _watch(owner, child, settings)
+def run(control: socket.socket, settings: dict[str, Any]) -> NoReturn:
+    """Build the sandboxes' world, then serve. Called in PID 1 of a fresh PID namespace; never returns.
 
-
-def _leave_namespaces() -> str:
-    """Enter fresh namespaces; returns what is in the way, or an empty string."""
-    uid, gid = os.geteuid(), os.getegid()
-    try:
-        linux.unshare(linux.CLONE_NEWPID if uid == 0 else linux.CLONE_NEWPID | linux.CLONE_NEWUSER)
-        if uid != 0:
-            Path("/proc/self/setgroups").write_text("deny")
-            Path("/proc/self/uid_map").write_text(f"0 {uid} 1")
-            Path("/proc/self/gid_map").write_text(f"0 {gid} 1")
-    except OSError as e:
-        return f"this machine does not let us make namespaces ({e})"
-    return ""
-
-
-def _watch(owner: int, child: int, settings: dict[str, Any]) -> NoReturn:
-    """Wait for the fork server to end, ending it if the owner goes first; then clean up in the owner's place."""
-    ended = os.pidfd_open(child)
-    ready = select.select([owner, ended], [], [])[0]
-    if owner in ready:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(child, signal.SIGKILL)
-    os.waitpid(child, 0)
-    # An owner that is alive cleans up itself.
-    if select.select([owner], [], [], 0)[0]:
-        remove_leftovers(settings["state"], settings["control_groups"])
-    os._exit(0)
-
-
-def remove_leftovers(state: str, control_groups: list[str], patience_s: float = 5.0) -> bool:
-    """Remove a dead backend's control groups and its state folder; false if a process in them will not end."""
-    deadline = time.monotonic() + patience_s
-    for folder in control_groups:
-        while not _remove_group(Path(folder)):
-            if time.monotonic() > deadline:
-                return False
-            time.sleep(0.01)
-    shutil.rmtree(state, ignore_errors=True)
-    return True
-
-
-def _remove_group(folder: Path) -> bool:
-    """Remove a control group with its children, killing what is in them."""
-    try:
-        groups = [*(path for path in folder.iterdir() if path.is_dir()), folder]
-    except FileNotFoundError:
-        return True
-    for group in groups:
-        with contextlib.suppress(OSError):
-            for pid in (group / "cgroup.procs").read_text().split():
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(int(pid), signal.SIGKILL)
-            group.rmdir()
-    return not folder.exists()
-
-
-def _run(control: socket.socket, settings: dict[str, Any]) -> NoReturn:
+    Args:
+        control: channel to the owner.
+        settings: what `control.ForkServerClient` sent.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
@@ -239,13 +163,23 @@ class ForkServer:
             self._become_bwrap(request, rest, stdin_read, output_write, info_write)
         for fd in (stdin_read, output_write, info_write):
             os.close(fd)
-        sandbox = _Running(request["id"], request, channel, tuple(rest), members, monitor, stdin_write, output_read,
-                           info_read, time.monotonic() + request["lifetime_s"], alive={monitor})  # fmt: skip
+        sandbox = _Running(
+            request["id"],
+            request,
+            channel,
+            tuple(rest),
+            members,
+            monitor,
+            stdin_write,
+            output_read,
+            info_read,
+            time.monotonic() + request["lifetime_s"],
+            alive={monitor},
+        )
         self._sandboxes[sandbox.name] = sandbox
         self._selector.register(output_read, selectors.EVENT_READ, sandbox)
 
-    def _become_bwrap(self, request: dict[str, Any], attach: list[int], stdin: int, output: int,
-                      info: int) -> NoReturn:  # fmt: skip
+    def _become_bwrap(self, request: dict[str, Any], attach: list[int], stdin: int, output: int, info: int) -> NoReturn:
         try:
             os.dup2(stdin, 0)
             os.dup2(output, 1)
@@ -255,8 +189,13 @@ class ForkServer:
             linux.unshare(linux.CLONE_NEWNS)
             size = request["disk_bytes"] - limits.shm_bytes(request["disk_bytes"])
             # A file takes a page at least; without a bound, empty files would take kernel memory instead.
-            linux.mount("tmpfs", "/disk", "tmpfs", linux.MS_NOSUID | linux.MS_NODEV,
-                        f"mode=0755,size={size},nr_inodes={max(size // 4096, 64)}")  # fmt: skip
+            linux.mount(
+                "tmpfs",
+                "/disk",
+                "tmpfs",
+                linux.MS_NOSUID | linux.MS_NODEV,
+                f"mode=0755,size={size},nr_inodes={max(size // 4096, 64)}",
+            )
             os.mkdir("/disk/upper", 0o755)  # noqa: PTH102
             os.mkdir("/disk/work", 0o755)  # noqa: PTH102
             uid = self._tree.uid
@@ -282,13 +221,51 @@ class ForkServer:
     def _arguments(self, request: dict[str, Any], program: int, info: int) -> list[str]:
         shm = limits.shm_bytes(request["disk_bytes"])
         settings = [word for name, value in self._environment.items() for word in ("--setenv", name, value)]
-        return ["--unshare-all", "--unshare-user", "--disable-userns", "--uid", "1000", "--gid", "1000",
-                "--hostname", self._tree.hostname, "--new-session", "--die-with-parent", "--as-pid-1",
-                "--cap-drop", "ALL", "--seccomp", str(program), "--info-fd", str(info), "--clearenv", *settings,
-                "--overlay-src", "/skel", "--overlay", "/disk/upper", "/disk/work", "/",
-                *rootfs.bwrap_binds(self._tree.python), "--proc", "/proc", "--dev", "/dev",
-                "--size", str(shm), "--perms", "1777", "--tmpfs", "/dev/shm", "--remount-ro", "/dev",
-                "--chdir", "/", "--", "/usr/bin/cat"]  # fmt: skip
+        return [
+            "--unshare-all",
+            "--unshare-user",
+            "--disable-userns",
+            "--uid",
+            "1000",
+            "--gid",
+            "1000",
+            "--hostname",
+            self._tree.hostname,
+            "--new-session",
+            "--die-with-parent",
+            "--as-pid-1",
+            "--cap-drop",
+            "ALL",
+            "--seccomp",
+            str(program),
+            "--info-fd",
+            str(info),
+            "--clearenv",
+            *settings,
+            "--overlay-src",
+            "/skel",
+            "--overlay",
+            "/disk/upper",
+            "/disk/work",
+            "/",
+            *rootfs.bwrap_binds(self._tree.python),
+            "--proc",
+            "/proc",
+            "--dev",
+            "/dev",
+            "--size",
+            str(shm),
+            "--perms",
+            "1777",
+            "--tmpfs",
+            "/dev/shm",
+            "--remount-ro",
+            "/dev",
+            "--chdir",
+            "/",
+            "--",
+            "/usr/bin/cat",
+        ]
 
     def _on_sandbox(self, sandbox: _Running, fd: int) -> None:
         if fd == sandbox.init_pidfd:
@@ -318,10 +295,20 @@ class ForkServer:
             self._end(sandbox, f"it could not start: {e}")
             return
         if pid == 0:
-            supervisor.run(supervisor.Assignment(
-                sandbox.init_pidfd, sandbox.channel, sandbox.attach, sandbox.members, init_pid, self._tree.workdir,
-                self._environment, sandbox.request["limits"], self._seccomp[sandbox.request["grouped"]],
-                self._tree.python))  # fmt: skip
+            supervisor.run(
+                supervisor.Assignment(
+                    sandbox.init_pidfd,
+                    sandbox.channel,
+                    sandbox.attach,
+                    sandbox.members,
+                    init_pid,
+                    self._tree.workdir,
+                    self._environment,
+                    sandbox.request["limits"],
+                    self._seccomp[sandbox.request["grouped"]],
+                    self._tree.python,
+                )
+            )
         sandbox.supervisor = pid
         sandbox.alive.add(pid)
         # Only the supervisor holds the other end from here on: its end is then the end of the channel.
@@ -364,8 +351,15 @@ class ForkServer:
             with contextlib.suppress(OSError):
                 sandbox.text += os.read(sandbox.output, 4096)
         reason = sandbox.reason or "it could not start: " + sandbox.text.decode(errors="replace").strip()
-        for fd in (sandbox.channel, *sandbox.attach, sandbox.members, sandbox.stdin, sandbox.output, sandbox.info,
-                   sandbox.init_pidfd):  # fmt: skip
+        for fd in (
+            sandbox.channel,
+            *sandbox.attach,
+            sandbox.members,
+            sandbox.stdin,
+            sandbox.output,
+            sandbox.info,
+            sandbox.init_pidfd,
+        ):
             if fd >= 0:
                 with contextlib.suppress(KeyError):
                     self._selector.unregister(fd)
@@ -379,9 +373,12 @@ def environment(tree: rootfs.Rootfs) -> dict[str, str]:
     path = "/usr/local/bin:/usr/bin:/bin"
     if tree.python:
         path = f"{rootfs.PYTHON_HOME}/bin:{path}"
-    return {"HOME": f"/home/{tree.user}", "USER": tree.user, "LOGNAME": tree.user, "SHELL": "/bin/bash",
-            "PATH": path, "LANG": "C.UTF-8", "TERM": "dumb"}  # fmt: skip
-
-
-if __name__ == "__main__":
-    main()
+    return {
+        "HOME": f"/home/{tree.user}",
+        "USER": tree.user,
+        "LOGNAME": tree.user,
+        "SHELL": "/bin/bash",
+        "PATH": path,
+        "LANG": "C.UTF-8",
+        "TERM": "dumb",
+    }

@@ -45,15 +45,18 @@ def shm_bytes(disk_bytes: int) -> int:
 
 def apply_rlimits(limits: dict[str, int], watched: bool) -> None:
     """Bound this process and its descendants. Called in every child of the supervisor before it runs a program."""
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (limits["file_bytes"],) * 2)
+    _set_rlimit(resource.RLIMIT_CORE, 0)
+    _set_rlimit(resource.RLIMIT_FSIZE, limits["file_bytes"])
     # At the soft limit the program gets SIGXCPU, which it may catch; a second later comes SIGKILL.
     resource.setrlimit(resource.RLIMIT_CPU, (limits["cpu_seconds"], limits["cpu_seconds"] + 1))
-    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    resource.setrlimit(resource.RLIMIT_NOFILE, (min(_OPEN_FILES, most),) * 2)
+    _set_rlimit(resource.RLIMIT_NOFILE, min(_OPEN_FILES, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
     if watched:
-        resource.setrlimit(resource.RLIMIT_AS, (limits["memory_bytes"],) * 2)
-        resource.setrlimit(resource.RLIMIT_NPROC, (limits["num_processes"] + OVERHEAD_PROCESSES,) * 2)
+        _set_rlimit(resource.RLIMIT_AS, limits["memory_bytes"])
+        _set_rlimit(resource.RLIMIT_NPROC, limits["num_processes"] + OVERHEAD_PROCESSES)
+
+
+def _set_rlimit(which: int, value: int) -> None:
+    resource.setrlimit(which, (value, value))
 
 
 def resident_bytes(proc: int, pids: set[int]) -> int:
@@ -254,8 +257,10 @@ class ControlGroups:
         return group
 
 
-_REMEDY = ("run as root, or start the command inside a delegated control group: "
-           "systemd-run --user --scope -p Delegate=yes <command>")  # fmt: skip
+_REMEDY = (
+    "run as root, or start the command inside a delegated control group: "
+    "systemd-run --user --scope -p Delegate=yes <command>"
+)
 
 
 def _own_paths() -> dict[str, str]:
@@ -281,8 +286,10 @@ def _v1_parent(controller: str, own: dict[str, str]) -> Path | None:
 def _v2_parent(own: str) -> Path:
     """The nearest ancestor of our own group that hands `memory` and `pids` down and that we may write to."""
     if not (_ROOT / "cgroup.controllers").exists():
-        raise LimitError(f"memory_bytes and num_processes cannot be applied: {_ROOT} has no writable control groups "
-                         f"with memory and pids; {_REMEDY}")  # fmt: skip
+        raise LimitError(
+            f"memory_bytes and num_processes cannot be applied: {_ROOT} has no writable control groups "
+            f"with memory and pids; {_REMEDY}"
+        )
     here = _ROOT / own.lstrip("/")
     for parent in (here, *here.parents):
         if not parent.is_relative_to(_ROOT) or not parent.exists():
@@ -293,8 +300,9 @@ def _v2_parent(own: str) -> Path:
     if here.exists() and os.access(here / "cgroup.subtree_control", os.W_OK):
         _empty_into_leaf(here)
         return here
-    raise LimitError(f"memory_bytes and num_processes cannot be applied: no control group above {here} is writable; "
-                     f"{_REMEDY}")  # fmt: skip
+    raise LimitError(
+        f"memory_bytes and num_processes cannot be applied: no control group above {here} is writable; {_REMEDY}"
+    )
 
 
 def _empty_into_leaf(group: Path) -> None:

@@ -61,7 +61,7 @@ def setns(fd: int, flags: int) -> None:
 
 
 def mount(source: str | None, target: str, kind: str | None, flags: int, data: str | None = None) -> None:
-    """mount(2); None stands for a null pointer."""
+    """Mount a file system; None stands for a null pointer (mount(2))."""
     raw = [None if value is None else os.fsencode(value) for value in (source, target, kind, data)]
     _check(_libc.mount(raw[0], raw[1], raw[2], ctypes.c_ulong(flags), raw[3]), f"mount {source or kind} on {target}")
 

@@ -30,8 +30,10 @@ def pytest_files() -> tuple[tuple[str, str], ...]:
         try:
             distribution = metadata.distribution(name)
         except metadata.PackageNotFoundError as e:
-            raise SandboxStartError(f"package={name!r} is not installed, but sandboxes with Python run pytest: "
-                                    f"pip install {name}, or set python=false") from e  # fmt: skip
+            raise SandboxStartError(
+                f"package={name!r} is not installed, but sandboxes with Python run pytest: "
+                f"pip install {name}, or set python=false"
+            ) from e
         waiting += [required for line in distribution.requires or [] if (required := _required(line))]
         for file in distribution.files or []:
             path = Path(str(distribution.locate_file(file)))
@@ -50,7 +52,5 @@ def _required(line: str) -> str:
     name = re.match(r"[A-Za-z0-9._-]+", requirement.strip())
     if name is None or "extra ==" in marker or "win32" in marker:
         return ""
-    if bound := re.search(r"python_version\s*<\s*[\"']3\.(\d+)", marker):
-        if int(bound[1]) <= 11:
-            return ""
-    return name[0]
+    bound = re.search(r"python_version\s*<\s*[\"']3\.(\d+)", marker)
+    return "" if bound and int(bound[1]) <= 11 else name[0]

@@ -5,13 +5,14 @@ fork server nor anything that would break out of a sandbox has the host's other 
 
     /usr, /bin, /lib, ...     the host's (binds or symbolic links, as there)
     <base prefix>/bin, lib    the Python that runs the product, without its site-packages
-    /skel                     lower layer of every sandbox's overlay: /etc, /home, /tmp, /opt/python (a venv with pytest)
+    /skel                     lower layer of every sandbox's overlay: /etc, /home, /tmp, /opt/python (venv with pytest)
     /disk                     where each sandbox mounts its own tmpfs, the upper layer
     /bwrap, /dev, /proc, /tmp for bubblewrap itself
 """
 
 from __future__ import annotations
 
+import compileall
 import os
 import shutil
 import sys
@@ -27,9 +28,29 @@ SITE_PACKAGES = f"{PYTHON_HOME}/lib/python{sys.version_info[0]}.{sys.version_inf
 _SYSTEM = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
 _DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
 # Read as they are on the host: nothing in them is a secret, and programs behave oddly without them.
-_ETC = ("alternatives", "bash.bashrc", "debian_version", "inputrc", "ld.so.cache", "ld.so.conf", "ld.so.conf.d",
-        "localtime", "lsb-release", "magic", "mime.types", "nsswitch.conf", "os-release", "profile", "protocols",
-        "services", "shells", "timezone", "ssl/certs", "ssl/openssl.cnf", "terminfo")  # fmt: skip
+_ETC = (
+    "alternatives",
+    "bash.bashrc",
+    "debian_version",
+    "inputrc",
+    "ld.so.cache",
+    "ld.so.conf",
+    "ld.so.conf.d",
+    "localtime",
+    "lsb-release",
+    "magic",
+    "mime.types",
+    "nsswitch.conf",
+    "os-release",
+    "profile",
+    "protocols",
+    "services",
+    "shells",
+    "timezone",
+    "ssl/certs",
+    "ssl/openssl.cnf",
+    "terminfo",
+)
 
 
 @dataclass(frozen=True)
@@ -134,8 +155,22 @@ def _copy_bwrap(target: Path, binary: Path) -> None:
 
 def _build_skeleton(skel: Path, rootfs: Rootfs) -> None:
     skel.mkdir()
-    for name in ("dev", "etc", "home", "mnt", "opt", "proc", "root", "run", "srv", "tmp", "usr", "var/lib", "var/log",
-                 "var/tmp"):  # fmt: skip
+    for name in (
+        "dev",
+        "etc",
+        "home",
+        "mnt",
+        "opt",
+        "proc",
+        "root",
+        "run",
+        "srv",
+        "tmp",
+        "usr",
+        "var/lib",
+        "var/log",
+        "var/tmp",
+    ):
         (skel / name).mkdir(parents=True)
     for name in ("tmp", "var/tmp"):
         (skel / name).chmod(0o1777)
@@ -169,20 +204,21 @@ def _write_etc(etc: Path, rootfs: Rootfs) -> None:
         target.parent.mkdir(parents=True, exist_ok=True)
         if source.is_dir():
             # Certificates are world-readable; what is not stays behind.
-            shutil.copytree(source, target, symlinks=name == "alternatives", ignore=_unreadable,
-                            ignore_dangling_symlinks=True)  # fmt: skip
+            shutil.copytree(
+                source, target, symlinks=name == "alternatives", ignore=_unreadable, ignore_dangling_symlinks=True
+            )
         elif source.is_file():
             shutil.copy(source, target)
     user, home = rootfs.user, f"/home/{rootfs.user}"
     texts = {
         "passwd": f"root:x:0:0:root:/root:/bin/bash\n{user}:x:1000:1000:{user}:{home}:/bin/bash\n"
-                  "nobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin\n",
+        "nobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin\n",
         "group": f"root:x:0:\ntty:x:5:\n{user}:x:1000:\nnogroup:x:65534:\n",
         "hostname": f"{rootfs.hostname}\n",
         "hosts": f"127.0.0.1\tlocalhost\n127.0.1.1\t{rootfs.hostname}\n::1\tlocalhost ip6-localhost\n",
         "resolv.conf": "nameserver 127.0.0.53\n",
         "gitconfig": "",
-    }  # fmt: skip
+    }
     for name, text in texts.items():
         (etc / name).write_text(text)
 
@@ -199,8 +235,9 @@ def _build_python(skel: Path, rootfs: Rootfs) -> None:
     (binaries / "python3").symlink_to(executable)
     (binaries / "python").symlink_to("python3")
     home = skel / PYTHON_HOME.lstrip("/")
-    (home / "pyvenv.cfg").write_text(f"home = {executable.parent}\ninclude-system-site-packages = false\n"
-                                     f"version = {sys.version.split()[0]}\n")  # fmt: skip
+    (home / "pyvenv.cfg").write_text(
+        f"home = {executable.parent}\ninclude-system-site-packages = false\nversion = {sys.version.split()[0]}\n"
+    )
     site = skel / SITE_PACKAGES.lstrip("/")
     site.mkdir(parents=True)
     folders = set()
@@ -211,6 +248,9 @@ def _build_python(skel: Path, rootfs: Rootfs) -> None:
             folders.add(target.parent)
         # With the time stamp, by which Python tells that a .pyc still fits its source.
         shutil.copy2(source, target)
+    if not any(name.endswith(".pyc") for _, name in rootfs.site_files):
+        # Some installers leave bytecode out. Sandboxes could not keep what they compile, and would do it each time.
+        compileall.compile_dir(site, quiet=2, stripdir=str(skel), prependdir="/")
     script = binaries / "pytest"
     script.write_text(f"#!{PYTHON_HOME}/bin/python3\nimport sys\n\nimport pytest\n\nsys.exit(pytest.console_main())\n")
     script.chmod(0o755)

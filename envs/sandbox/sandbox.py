@@ -24,8 +24,16 @@ _END_S = 10.0
 class BubblewrapSandbox:
     """Keeps `composer.contract.Sandbox`; made by `BubblewrapBackend.start`."""
 
-    def __init__(self, id: str, name: str, workdir: str, limits: SandboxLimits, server: ForkServerClient,
-                 channel: socket.socket, group: ControlGroup | None) -> None:  # fmt: skip
+    def __init__(
+        self,
+        id: str,
+        name: str,
+        workdir: str,
+        limits: SandboxLimits,
+        server: ForkServerClient,
+        channel: socket.socket,
+        group: ControlGroup | None,
+    ) -> None:
         """The fork server is about to be asked for it."""
         self.id, self.workdir = id, workdir
         self._name, self._limits, self._server, self._channel, self._group = name, limits, server, channel, group
@@ -51,8 +59,9 @@ class BubblewrapSandbox:
         if "error" in answer:
             raise SandboxStartError(f"sandbox {self.id} could not start: {answer['error']}")
         if number := answer.get("errno"):
-            raise SandboxStartError(f"sandbox {self.id}: file {answer['path']!r} cannot be written: "
-                                    f"{os.strerror(number)}")  # fmt: skip
+            raise SandboxStartError(
+                f"sandbox {self.id}: file {answer['path']!r} cannot be written: {os.strerror(number)}"
+            )
 
     async def shell(self, command: str, timeout_s: float | None = None) -> ExecResult:
         """Run a command line in the persistent shell: `cd` and variables last.
@@ -65,8 +74,14 @@ class BubblewrapSandbox:
         """
         return await self._command({"op": "shell"}, command.encode(errors="surrogateescape"), timeout_s)
 
-    async def exec(self, argv: Sequence[str], *, stdin: bytes = b"", env: Mapping[str, str] | None = None,
-                   timeout_s: float | None = None) -> ExecResult:  # fmt: skip
+    async def exec(
+        self,
+        argv: Sequence[str],
+        *,
+        stdin: bytes = b"",
+        env: Mapping[str, str] | None = None,
+        timeout_s: float | None = None,
+    ) -> ExecResult:
         """Run one program, without a shell, in a fresh process in `workdir`.
 
         `python3 -m pytest ...` is answered by a fork of a process that has imported pytest already (warm.py).
@@ -138,8 +153,9 @@ class BubblewrapSandbox:
             usage = self._group.usage()
         except OSError as e:
             raise self._gone() from e
-        return SandboxStats(usage.peak_memory_bytes, usage.cpu_seconds,
-                            max(0, usage.num_processes - OVERHEAD_PROCESSES + 1))  # fmt: skip
+        return SandboxStats(
+            usage.peak_memory_bytes, usage.cpu_seconds, max(0, usage.num_processes - OVERHEAD_PROCESSES + 1)
+        )
 
     async def stop(self) -> None:
         """End every process and remove every trace. Idempotent; raises nothing."""
@@ -192,11 +208,13 @@ class BubblewrapSandbox:
         answer, output = await self._ask(request | {"timeout_s": timeout}, body, timeout)
         if number := answer.get("errno"):
             raise SandboxError(f"sandbox {self.id} could not run a command: {os.strerror(number)}")
-        return ExecResult(answer["exit_code"], output, answer["timed_out"], answer["truncated"],
-                          time.monotonic() - began)  # fmt: skip
+        return ExecResult(
+            answer["exit_code"], output, answer["timed_out"], answer["truncated"], time.monotonic() - began
+        )
 
-    async def _ask(self, request: dict[str, Any], body: bytes = b"", timeout_s: float = 0.0
-                   ) -> tuple[dict[str, Any], bytes]:  # fmt: skip
+    async def _ask(
+        self, request: dict[str, Any], body: bytes = b"", timeout_s: float = 0.0
+    ) -> tuple[dict[str, Any], bytes]:
         self._check()
         try:
             async with asyncio.timeout(timeout_s + _ANSWER_S):

@@ -1,12 +1,13 @@
 """Running commands inside a sandbox: one program, or a line in the persistent shell. Runs in the supervisor.
 
 The supervisor is outside the sandbox's PID namespace: its children are inside, it is not. So programs there can
-neither see it, nor signal it, nor read its memory, and exit codes come from `waitpid` or from a pipe that they do not hold.
+neither see it, nor signal it, nor read its memory, and exit codes come from `waitpid` or from a pipe that they do not
+hold.
 
 Protocol of the persistent shell: the shell reads one NUL-terminated command at a time from a pipe, runs it by `eval`
 with that pipe and the status pipe closed, and then writes exit code and directory to the status pipe. Whatever a
 command prints is output: there is no sentinel to forge. (Code that the shell itself runs can still find the status
-pipe, and fool itself about an exit code. It gains nothing: verdicts come from `exec`, whose codes come from the kernel.)
+pipe, and fool itself about an exit code. It gains nothing: verdicts come from `exec`, whose codes are the kernel's.)
 """
 
 from __future__ import annotations
@@ -23,10 +24,12 @@ from envs.sandbox.limits import WATCH_INTERVAL_S, MemoryWatch
 
 _OUTPUT_FD, _COMMAND_FD, _STATUS_FD = 197, 198, 199
 # The streams are given anew to each command, since the one before may have closed its own by `exec`.
-_LOOP = (f"while IFS= read -r -d '' -u {_COMMAND_FD}; do "
-         f'eval "$REPLY" </dev/null >&{_OUTPUT_FD} 2>&{_OUTPUT_FD} '
-         f"{_OUTPUT_FD}>&- {_COMMAND_FD}<&- {_STATUS_FD}>&-; "
-         f"printf '%s %s\\0' \"$?\" \"$PWD\" >&{_STATUS_FD}; done")  # fmt: skip
+_LOOP = (
+    f"while IFS= read -r -d '' -u {_COMMAND_FD}; do "
+    f'eval "$REPLY" </dev/null >&{_OUTPUT_FD} 2>&{_OUTPUT_FD} '
+    f"{_OUTPUT_FD}>&- {_COMMAND_FD}<&- {_STATUS_FD}>&-; "
+    f'printf \'%s %s\\0\' "$?" "$PWD" >&{_STATUS_FD}; done'
+)
 
 _CHUNK = 2**16
 _FREE_READS = 2**22
@@ -60,7 +63,7 @@ class OutputBuffer:
         self.num_bytes += len(data)
         free = self._head_cap - len(self._head)
         self._head += data[:free]
-        self._tail += data[max(free, 0):]
+        self._tail += data[max(free, 0) :]
         if len(self._tail) > 2 * self._tail_cap + _CHUNK:
             del self._tail[: len(self._tail) - self._tail_cap]
 
@@ -71,7 +74,7 @@ class OutputBuffer:
 
     def value(self) -> bytes:
         """What is kept."""
-        return bytes(self._head + (self._tail[-self._tail_cap:] if self._tail_cap else b""))
+        return bytes(self._head + (self._tail[-self._tail_cap :] if self._tail_cap else b""))
 
 
 @dataclass(frozen=True)
@@ -233,7 +236,7 @@ class _Watch:
         if events & (select.POLLERR | select.POLLHUP):
             return b""
         try:
-            return data[os.write(fd, data[:_CHUNK]):]
+            return data[os.write(fd, data[:_CHUNK]) :]
         except BlockingIOError:
             return data
         except OSError:
@@ -348,7 +351,7 @@ class PersistentShell:
     def _send(self, data: bytes, deadline: float) -> bool:
         while data:
             try:
-                data = data[os.write(self._command, data[:_CHUNK]):]
+                data = data[os.write(self._command, data[:_CHUNK]) :]
             except BlockingIOError:
                 if not select.select([], [self._command], [], max(0.0, deadline - time.monotonic()))[1]:
                     return False

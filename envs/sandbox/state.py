@@ -24,8 +24,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from envs.sandbox.forkserver import remove_leftovers
-
 
 def runtime_folder() -> Path:
     """Where this user's backends keep their state: a folder that nobody else may write to.
@@ -49,6 +47,34 @@ def start_time(pid: int) -> int:
         return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
     except OSError:
         return 0
+
+
+def remove_leftovers(state: str, control_groups: list[str], patience_s: float = 5.0) -> bool:
+    """Remove a dead backend's control groups and its state folder; false if a process in them will not end."""
+    deadline = time.monotonic() + patience_s
+    for folder in control_groups:
+        while not _remove_group(Path(folder)):
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.01)
+    shutil.rmtree(state, ignore_errors=True)
+    return True
+
+
+def _remove_group(folder: Path) -> bool:
+    """Remove a control group with its children, killing what is in them."""
+    try:
+        groups = [*(path for path in folder.iterdir() if path.is_dir()), folder]
+    except FileNotFoundError:
+        return True
+    for group in groups:
+        with contextlib.suppress(OSError):
+            for pid in (group / "cgroup.procs").read_text().split():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(int(pid), signal.SIGKILL)
+        with contextlib.suppress(OSError):
+            group.rmdir()
+    return not folder.exists()
 
 
 @dataclass

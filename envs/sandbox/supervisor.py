@@ -1,4 +1,4 @@
-"""The supervisor of one sandbox: a fork of the fork server that joined the sandbox's namespaces and does its work there.
+"""The supervisor of one sandbox: a fork of the fork server that joined the sandbox's namespaces and works there.
 
 It has the sandbox's user, control group, file system and seccomp filter, no capability, and no way back. So whatever
 path it is asked to open is resolved by the kernel inside the sandbox, with the sandbox user's rights and limits:
@@ -23,8 +23,15 @@ from typing import Any, NoReturn
 from envs.sandbox import frames, limits, linux, warm
 from envs.sandbox.shell import Inside, PersistentShell, Result, execute, kill_others, run_program
 
-_SANDBOX_NAMESPACES = (linux.CLONE_NEWUSER | linux.CLONE_NEWNS | linux.CLONE_NEWPID | linux.CLONE_NEWNET
-                       | linux.CLONE_NEWIPC | linux.CLONE_NEWUTS | linux.CLONE_NEWCGROUP)  # fmt: skip
+_SANDBOX_NAMESPACES = (
+    linux.CLONE_NEWUSER
+    | linux.CLONE_NEWNS
+    | linux.CLONE_NEWPID
+    | linux.CLONE_NEWNET
+    | linux.CLONE_NEWIPC
+    | linux.CLONE_NEWUTS
+    | linux.CLONE_NEWCGROUP
+)
 _UID = 1000
 
 
@@ -112,8 +119,7 @@ def _look_around(assignment: Assignment, proc: int) -> Inside:
         limits.apply_rlimits(assignment.limits, watched)
 
     watch = limits.MemoryWatch(proc, members, assignment.limits["memory_bytes"]) if watched else None
-    return Inside(assignment.workdir, assignment.environment, prepare_child, members,
-                  assignment.init_pid, watch)  # fmt: skip
+    return Inside(assignment.workdir, assignment.environment, prepare_child, members, assignment.init_pid, watch)
 
 
 def _namespace(proc: int, pid: str) -> int:
@@ -131,9 +137,14 @@ class Supervisor:
         self._assignment, self._inside = assignment, inside
         self._shell = PersistentShell(inside)
         self._operations: dict[str, Callable[[dict[str, Any], bytes], tuple[dict[str, Any], bytes]]] = {
-            "populate": self._populate, "shell": self._run_shell, "exec": self._run_program,
-            "read": self._read, "write": self._write, "files": self._files, "stats": self._stats,
-        }  # fmt: skip
+            "populate": self._populate,
+            "shell": self._run_shell,
+            "exec": self._run_program,
+            "read": self._read,
+            "write": self._write,
+            "files": self._files,
+            "stats": self._stats,
+        }
 
     def serve(self, channel: socket.socket) -> NoReturn:
         """Answer until the backend hangs up.
@@ -178,8 +189,9 @@ class Supervisor:
                 warm.run(argv[3:], environment)
             execute(argv, environment)
 
-        return _answer(run_program(self._inside, start, body, request["timeout_s"],
-                                   self._assignment.limits["output_bytes"]))  # fmt: skip
+        return _answer(
+            run_program(self._inside, start, body, request["timeout_s"], self._assignment.limits["output_bytes"])
+        )
 
     def _read(self, request: dict[str, Any], body: bytes) -> tuple[dict[str, Any], bytes]:
         return {}, _read_file(self._path(request["path"]), request["max_bytes"], 0)
@@ -208,8 +220,11 @@ class Supervisor:
         if self._inside.memory is not None:
             self._inside.memory.is_over()
             peak = self._inside.memory.peak_bytes
-        return {"peak_memory_bytes": peak, "cpu_seconds": ended.ru_utime + ended.ru_stime,
-                "num_processes": len(self._inside.members()) - 1}, b""  # fmt: skip
+        return {
+            "peak_memory_bytes": peak,
+            "cpu_seconds": ended.ru_utime + ended.ru_stime,
+            "num_processes": len(self._inside.members()) - 1,
+        }, b""
 
     def _files(self, request: dict[str, Any], body: bytes) -> tuple[dict[str, Any], bytes]:
         found: list[tuple[str, int]] = []
@@ -270,7 +285,6 @@ def _write_file(path: str, content: bytes, max_bytes: int) -> None:
     view = memoryview(content)
     try:
         while view:
-            view = view[os.write(fd, view):]
+            view = view[os.write(fd, view) :]
     finally:
         os.close(fd)
-

@@ -15,6 +15,7 @@ import atexit
 import contextlib
 import importlib
 import os
+import resource
 import sys
 from collections.abc import Mapping, Sequence
 from typing import NoReturn
@@ -23,8 +24,20 @@ from envs.sandbox import rootfs
 
 _COMMAND = ["python3", "-m", "pytest"]
 # Modules that a run of pytest imports on its way.
-_MODULES = ("ast", "bdb", "cmd", "code", "doctest", "faulthandler", "pdb", "readline", "unittest.mock",
-            "xml.etree.ElementTree", "_pytest._argcomplete", "_pytest.assertion.rewrite")  # fmt: skip
+_MODULES = (
+    "ast",
+    "bdb",
+    "cmd",
+    "code",
+    "doctest",
+    "faulthandler",
+    "pdb",
+    "readline",
+    "unittest.mock",
+    "xml.etree.ElementTree",
+    "_pytest._argcomplete",
+    "_pytest.assertion.rewrite",
+)
 
 
 def preload() -> None:
@@ -46,6 +59,8 @@ def serves(argv: Sequence[str], extra_environment: Mapping[str, str]) -> bool:
 
 def run(arguments: Sequence[str], environment: Mapping[str, str]) -> NoReturn:
     """Be `python3 -m pytest <arguments>` in the current directory. Called in a forked child."""
+    # What exec would have closed: the supervisor's channel, its view of other processes, the shell's pipes.
+    os.closerange(3, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
     os.environ.clear()
     os.environ.update(environment)
     sys.prefix = sys.exec_prefix = rootfs.PYTHON_HOME
@@ -55,8 +70,8 @@ def run(arguments: Sequence[str], environment: Mapping[str, str]) -> NoReturn:
     sys.dont_write_bytecode = False
     # Programs see the streams of their own terminal or pipe, not those that the fork server had.
     for name, fd, mode in (("stdin", 0, "r"), ("stdout", 1, "w"), ("stderr", 2, "w")):
-        stream = open(fd, mode, encoding="utf-8", errors="surrogateescape" if fd < 2 else "backslashreplace",  # noqa: SIM115, PTH123
-                      closefd=False)  # fmt: skip
+        errors = "surrogateescape" if fd < 2 else "backslashreplace"
+        stream = open(fd, mode, encoding="utf-8", errors=errors, closefd=False)  # noqa: SIM115, PTH123 - stays open
         setattr(sys, name, stream)
         setattr(sys, f"__{name}__", stream)
     code = importlib.import_module("pytest").console_main()

@@ -35,7 +35,8 @@ def test_start_puts_the_files_in_place(sandbox: BubblewrapSandbox, run: Callable
 def test_the_shell_keeps_its_state(sandbox: BubblewrapSandbox, run: Callable) -> None:
     run(sandbox.shell("cd a/b; X='two  words'; export Y=3; f() { echo f$1; }"))
     assert run(sandbox.shell('pwd; echo "$X"; env | grep ^Y; f 1')).output == (
-        b"/home/dev/project/a/b\ntwo  words\nY=3\nf1\n")  # fmt: skip
+        b"/home/dev/project/a/b\ntwo  words\nY=3\nf1\n"
+    )
 
 
 def test_exit_codes_and_streams_in_order(sandbox: BubblewrapSandbox, run: Callable) -> None:
@@ -59,9 +60,14 @@ def test_output_and_files_are_binary_safe(sandbox: BubblewrapSandbox, run: Calla
 
 
 def test_a_program_cannot_forge_its_end(sandbox: BubblewrapSandbox, run: Callable) -> None:
-    run(sandbox.write("forge.py", b"import os\nprint('0 /tmp', end='\\0', flush=True)\nfor fd in range(3, 256):\n"
-                                  b"    try: os.write(fd, b'0 /tmp\\0')\n    except OSError: pass\n"
-                                  b"    else: print('wrote to', fd)\nraise SystemExit(5)\n"))  # fmt: skip
+    run(
+        sandbox.write(
+            "forge.py",
+            b"import os\nprint('0 /tmp', end='\\0', flush=True)\nfor fd in range(3, 256):\n"
+            b"    try: os.write(fd, b'0 /tmp\\0')\n    except OSError: pass\n"
+            b"    else: print('wrote to', fd)\nraise SystemExit(5)\n",
+        )
+    )
     result = run(sandbox.shell("python3 forge.py"))
     assert (result.exit_code, result.output) == (5, b"0 /tmp\x00")
     assert run(sandbox.shell("pwd")).output == b"/home/dev/project\n"
@@ -76,10 +82,16 @@ def test_a_command_may_close_its_streams(sandbox: BubblewrapSandbox, run: Callab
     assert run(sandbox.shell("cat")).output == b""
 
 
-@pytest.mark.parametrize(("command", "code"), [
-    ("exit 3", 3), ("kill -9 $$", 137), ("exec sh -c 'sleep 0.2; exit 4'", 4), ("set -e; false", 1),
-    ("sh -c 'kill -9 -1'", 137),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("command", "code"),
+    [
+        ("exit 3", 3),
+        ("kill -9 $$", 137),
+        ("exec sh -c 'sleep 0.2; exit 4'", 4),
+        ("set -e; false", 1),
+        ("sh -c 'kill -9 -1'", 137),
+    ],
+)
 def test_a_shell_that_ends_is_replaced(sandbox: BubblewrapSandbox, run: Callable, command: str, code: int) -> None:
     run(sandbox.shell("cd a; X=1"))
     assert run(sandbox.shell(command)).exit_code == code
@@ -89,8 +101,11 @@ def test_a_shell_that_ends_is_replaced(sandbox: BubblewrapSandbox, run: Callable
 def test_a_command_past_its_deadline_is_killed_with_its_children(sandbox: BubblewrapSandbox, run: Callable) -> None:
     run(sandbox.shell("sleep 1000 & cd a"))
     began = time.monotonic()
-    result = run(sandbox.shell("echo begun; setsid sleep 2000 & (setsid sh -c 'sleep 2001; true' &); sleep 2002; echo no",
-                               timeout_s=0.5))  # fmt: skip
+    result = run(
+        sandbox.shell(
+            "echo begun; setsid sleep 2000 & (setsid sh -c 'sleep 2001; true' &); sleep 2002; echo no", timeout_s=0.5
+        )
+    )
     assert (result.timed_out, result.exit_code, result.output) == (True, 124, b"begun\n")
     assert time.monotonic() - began < 5
     # What an earlier command left running stays, as after Ctrl-C in a terminal.
@@ -133,13 +148,24 @@ def test_endless_output_is_cut_in_the_middle(sandbox: BubblewrapSandbox, run: Ca
 
 def test_read_and_write_say_what_is_wrong(sandbox: BubblewrapSandbox, run: Callable) -> None:
     run(sandbox.shell("mkfifo pipe; touch closed; chmod 000 closed; ln -s loop loop"))
-    for path, error in (("none", FileNotFoundError), ("main.py/x", FileNotFoundError), ("loop", FileNotFoundError),
-                        ("a", IsADirectoryError), ("closed", PermissionError), ("pipe", PermissionError),
-                        ("a\0b", FileNotFoundError)):  # fmt: skip
+    for path, error in (
+        ("none", FileNotFoundError),
+        ("main.py/x", FileNotFoundError),
+        ("loop", FileNotFoundError),
+        ("a", IsADirectoryError),
+        ("closed", PermissionError),
+        ("pipe", PermissionError),
+        ("a\0b", FileNotFoundError),
+    ):
         with pytest.raises(error):
             run(sandbox.read(path))
-    for path, error in (("a", IsADirectoryError), ("/etc/passwd", PermissionError), ("/usr/x", PermissionError),
-                        ("closed", PermissionError), ("main.py/x", OSError)):  # fmt: skip
+    for path, error in (
+        ("a", IsADirectoryError),
+        ("/etc/passwd", PermissionError),
+        ("/usr/x", PermissionError),
+        ("closed", PermissionError),
+        ("main.py/x", OSError),
+    ):
         with pytest.raises(error):
             run(sandbox.write(path, b"1"))
     assert run(sandbox.read("/etc/hostname")) == b"devbox\n"
@@ -152,8 +178,12 @@ def test_read_and_write_say_what_is_wrong(sandbox: BubblewrapSandbox, run: Calla
 def test_links_lead_nowhere_but_into_the_sandbox(sandbox: BubblewrapSandbox, run: Callable, tmp_path) -> None:  # noqa: ANN001
     secret = tmp_path / "secret"
     secret.write_text("host")
-    run(sandbox.shell(f"ln -s {secret} one; ln -s ../../../../../../..{secret} two; ln -s / three; "
-                      f"ln -s /proc/1/root{secret} four; ln -s /proc/self/root{secret} five; ln -s {tmp_path} six"))  # fmt: skip
+    run(
+        sandbox.shell(
+            f"ln -s {secret} one; ln -s ../../../../../../..{secret} two; ln -s / three; "
+            f"ln -s /proc/1/root{secret} four; ln -s /proc/self/root{secret} five; ln -s {tmp_path} six"
+        )
+    )
     paths = ("one", "two", f"three{secret}", "four", "five", "six/secret", f"../../../..{secret}")
     for path in paths:
         with pytest.raises((FileNotFoundError, PermissionError)):
@@ -169,10 +199,15 @@ def test_links_lead_nowhere_but_into_the_sandbox(sandbox: BubblewrapSandbox, run
 
 
 def test_python_is_there_with_pytest(sandbox: BubblewrapSandbox, run: Callable) -> None:
-    run(sandbox.write("test_it.py", b"import sys, os\nfrom main import x\ndef test_x():\n    assert x == 1\n"
-                                    b"def test_who():\n    assert os.getuid() == 1000 and os.getpid() < 100\n"
-                                    b"    assert sys.executable == '/opt/python/bin/python3'\n"
-                                    b"    assert os.environ['Q'] == '1' and 'SECRET' not in os.environ\n"))  # fmt: skip
+    run(
+        sandbox.write(
+            "test_it.py",
+            b"import sys, os\nfrom main import x\ndef test_x():\n    assert x == 1\n"
+            b"def test_who():\n    assert os.getuid() == 1000 and os.getpid() < 100\n"
+            b"    assert sys.executable == '/opt/python/bin/python3'\n"
+            b"    assert os.environ['Q'] == '1' and 'SECRET' not in os.environ\n",
+        )
+    )
     arguments = ["python3", "-m", "pytest", "-q", "test_it.py"]
     warm = run(sandbox.exec(arguments, env={"Q": "1"}))
     cold = run(sandbox.exec(arguments, env={"Q": "1", "PYTHONHASHSEED": "0"}))
@@ -187,10 +222,32 @@ def test_python_is_there_with_pytest(sandbox: BubblewrapSandbox, run: Callable) 
 
 
 def test_runs_of_pytest_share_nothing(sandbox: BubblewrapSandbox, run: Callable) -> None:
-    run(sandbox.write("test_it.py", b"import builtins, json\ndef test_x():\n    assert not hasattr(builtins, 'left')\n"
-                                    b"    builtins.left = json.left = 1\n"))  # fmt: skip
+    run(
+        sandbox.write(
+            "test_it.py",
+            b"import builtins, json\ndef test_x():\n    assert not hasattr(builtins, 'left')\n"
+            b"    builtins.left = json.left = 1\n",
+        )
+    )
     for _ in range(2):
         assert run(sandbox.exec(["python3", "-m", "pytest", "-q", "test_it.py"])).exit_code == 0
+
+
+@pytest.mark.parametrize("environment", [{}, {"PYTHONHASHSEED": "0"}])
+def test_pytest_inherits_no_descriptor_of_the_supervisor(
+    sandbox: BubblewrapSandbox, run: Callable, environment: dict[str, str]
+) -> None:
+    run(sandbox.shell("true"))
+    probe = (
+        b"import os\ndef test_x():\n    links = {}\n    for fd in os.listdir('/proc/self/fd'):\n"
+        b"        try: links[int(fd)] = os.readlink(f'/proc/self/fd/{fd}')\n        except OSError: pass\n"
+        b"    print(links)\n    assert not [link for fd, link in links.items() if 'socket' in link or link.endswith('/proc')"
+        b" or 'cgroup' in link]\n    assert sum('pipe' in link for link in links.values()) <= 2\n"
+    )
+    run(sandbox.write("test_it.py", probe))
+    arguments = ["python3", "-m", "pytest", "-q", "-s", "test_it.py"]
+    result = run(sandbox.exec(arguments, env=environment))
+    assert result.exit_code == 0, result.output.decode()
 
 
 def test_a_cancelled_call_makes_the_sandbox_unusable_but_stoppable(backend: BubblewrapBackend, run: Callable) -> None:

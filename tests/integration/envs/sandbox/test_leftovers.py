@@ -30,7 +30,8 @@ async def main():
     try:
         for sandbox in sandboxes:
             await sandbox.shell("(setsid sleep MARK &); cd /tmp")
-        print(backend._state.folder, backend._server.watchdog, *(backend._groups.folders if backend._groups else ()), flush=True)
+        groups = backend._groups.folders if backend._groups else ()
+        print(backend._state.folder, backend._server.watchdog, *groups, flush=True)
         await sandboxes[0].shell("sleep MARK", timeout_s=90)
     finally:
         await backend.close()
@@ -57,8 +58,14 @@ class Owner:
     def __init__(self) -> None:
         """Wait until everything runs."""
         self.mark = f"{os.getpid()}{time.monotonic_ns() % 10**6}"
-        self.process = subprocess.Popen([sys.executable, "-c", OWNER.replace("MARK", self.mark)], cwd=REPO, text=True,
-                                        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True)  # fmt: skip
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", OWNER.replace("MARK", self.mark)],
+            cwd=REPO,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
         assert self.process.stdout is not None
         folder, watchdog, *groups = self.process.stdout.readline().split()
         self.state, self.watchdog, self.groups = Path(folder), int(watchdog), [Path(group) for group in groups]
@@ -127,8 +134,14 @@ def test_stop_removes_everything_and_may_be_called_twice(backend: BubblewrapBack
     run(stop_twice_at_once())
     assert not sleepers(mark)
     assert not any(group.exists() for group in groups)
-    for call in (sandbox.shell("true"), sandbox.exec(["true"]), sandbox.read("x"), sandbox.write("x", b""),
-                 sandbox.files(), sandbox.stats()):  # fmt: skip
+    for call in (
+        sandbox.shell("true"),
+        sandbox.exec(["true"]),
+        sandbox.read("x"),
+        sandbox.write("x", b""),
+        sandbox.files(),
+        sandbox.stats(),
+    ):
         with pytest.raises(SandboxError, match="stopped"):
             run(call)
 

