@@ -12,6 +12,7 @@ import json
 import os
 import shlex
 import shutil
+import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping
@@ -379,7 +380,20 @@ def _standard_tags(run_dir: Path, seed: Any) -> dict[str, str]:
         "composer.version": __version__,
         "run_dir": str(run_dir),
         **({} if seed is None else {"seed": str(seed)}),
+        **_git_commit(Path(__file__).parents[2]),
     }
+
+
+def _git_commit(checkout: Path) -> dict[str, str]:
+    """The commit that the code was checked out at; nothing for an installed wheel."""
+    if not (checkout / ".git").exists():
+        return {}
+    command = ["git", "-C", str(checkout), "rev-parse", "HEAD"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=2.0)
+    except (OSError, subprocess.SubprocessError):
+        return {}
+    return {"mlflow.source.git.commit": done.stdout.strip()} if done.returncode == 0 else {}
 
 
 def _warn_on_stderr(sentence: str) -> None:

@@ -64,6 +64,8 @@ def test_a_run_with_nested_stages(make_config: Config, run_dir: Path, trajectory
     assert parent.data.params["tracking.uri"] == "null"
     assert parent.data.tags["git_commit"] == "abc" and parent.data.tags["seed"] == "3"
     assert parent.data.tags["run_dir"] == str(run_dir)
+    commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, cwd=Path(__file__).parent)
+    assert parent.data.tags.get("mlflow.source.git.commit", "") == commit.stdout.strip()
     assert parent.data.metrics["evaluation/after/average_at_8"] == 0.75
     rl = runs["rl"].info.run_id
     history = client.get_metric_history(rl, "mean_at_1")
@@ -283,6 +285,28 @@ def test_the_memory_of_the_whole_run_is_recorded(make_config: Config, run_dir: P
     assert {"system/cpu_percent", "system/num_processes", "system/shm_used_bytes"} < set(metrics)
     history = client_of(run_dir).get_metric_history(record.run_id, "system/memory_bytes")
     assert max(point.value for point in history) <= record.peak_rss_bytes
+
+
+def test_a_relative_database_is_told_in_full(
+    make_config: Config, run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(run_dir.parent)
+    with Record.open(make_config(uri="sqlite:///mlflow.db"), run_dir) as record:
+        pass
+    assert f"sqlite:///{run_dir.parent}/mlflow.db" in record.ui_command
+    assert runs_of(run_dir)["first"].info.artifact_uri.startswith((run_dir.parent / "mlartifacts").as_uri())
+
+
+def test_the_peak_of_an_earlier_session_counts(make_config: Config, run_dir: Path) -> None:
+    config = make_config(system_metrics_every_s=0.1)
+    held = b"x" * (200 * 2**20)
+    with Record.open(config, run_dir) as record:
+        time.sleep(0.5)
+    first = record.peak_rss_bytes
+    del held
+    with Record.open(config, run_dir) as record:
+        time.sleep(0.3)
+    assert record.peak_rss_bytes == first > 200 * 2**20
 
 
 def test_what_the_user_is_told_to_type_opens_this_database(make_config: Config, run_dir: Path) -> None:
