@@ -238,7 +238,7 @@ def forget_packed_experts(model: torch.nn.Module) -> None:
             method.moe_kernel = None
 
 
-def pack_tied_head(model: torch.nn.Module) -> None:
+def pack_tied_head(model: Any) -> None:
     """Pack the output layer anew after a reload.
 
     On CPU a linear layer computes with a packed copy. A reload packs the layers that it has loaded; an output layer
