@@ -16,6 +16,7 @@ Control channel: a SOCK_SEQPACKET pair, one JSON message a packet, file descript
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import json
 import os
@@ -35,6 +36,7 @@ from envs.sandbox.seccomp import build_filter
 _MESSAGE_BYTES = 2**16
 _PACKET_FDS = 8
 _BWRAP = "/bwrap/bwrap"
+_SECCOMP_FD, _INFO_FD = 98, 99
 
 
 def run(control: socket.socket, settings: dict[str, Any]) -> NoReturn:
@@ -158,9 +160,10 @@ class ForkServer:
         # PID 1 is `cat`: the byte comes back as soon as it runs, that is, when the sandbox is complete.
         os.write(stdin_write, b"r")
         os.set_blocking(output_read, False)
+        arguments = self._arguments(request["disk_bytes"])
         monitor = os.fork()
         if monitor == 0:
-            self._become_bwrap(request, rest, stdin_read, output_write, info_write)
+            self._become_bwrap(request, arguments, rest, stdin_read, output_write, info_write)
         for fd in (stdin_read, output_write, info_write):
             os.close(fd)
         sandbox = _Running(
@@ -179,7 +182,9 @@ class ForkServer:
         self._sandboxes[sandbox.name] = sandbox
         self._selector.register(output_read, selectors.EVENT_READ, sandbox)
 
-    def _become_bwrap(self, request: dict[str, Any], attach: list[int], stdin: int, output: int, info: int) -> NoReturn:
+    def _become_bwrap(
+        self, request: dict[str, Any], arguments: list[str], attach: list[int], stdin: int, output: int, info: int
+    ) -> NoReturn:
         try:
             os.dup2(stdin, 0)
             os.dup2(output, 1)
@@ -208,63 +213,33 @@ class ForkServer:
             # Ignored SIGCHLD survives exec: the kernel then reaps PID 1's adopted children by itself.
             signal.signal(signal.SIGCHLD, signal.SIG_IGN)
             signal.set_wakeup_fd(-1)
-            program = os.memfd_create("seccomp", 0)
+            os.dup2(info, _INFO_FD)
+            program = os.memfd_create("seccomp")
             os.write(program, self._seccomp[request["grouped"]])
             os.lseek(program, 0, os.SEEK_SET)
-            os.set_inheritable(info, True)
-            os.execv(_BWRAP, [_BWRAP, *self._arguments(request, program, info)])
+            os.dup2(program, _SECCOMP_FD)
+            for fd in (_INFO_FD, _SECCOMP_FD):
+                os.set_inheritable(fd, True)  # dup2 of a number to itself changes nothing
+            os.execv(_BWRAP, arguments)
         except OSError as e:
             os.write(2, str(e).encode())
         finally:
             os._exit(1)
 
-    def _arguments(self, request: dict[str, Any], program: int, info: int) -> list[str]:
-        shm = limits.shm_bytes(request["disk_bytes"])
+    @functools.cache  # noqa: B019 - there is one fork server, for as long as its process lives
+    def _arguments(self, disk_bytes: int) -> list[str]:
+        """Bubblewrap's command line; made before the fork, since each page that a child touches has to be copied."""
         settings = [word for name, value in self._environment.items() for word in ("--setenv", name, value)]
         return [
-            "--unshare-all",
-            "--unshare-user",
-            "--disable-userns",
-            "--uid",
-            "1000",
-            "--gid",
-            "1000",
-            "--hostname",
-            self._tree.hostname,
-            "--new-session",
-            "--die-with-parent",
-            "--as-pid-1",
-            "--cap-drop",
-            "ALL",
-            "--seccomp",
-            str(program),
-            "--info-fd",
-            str(info),
-            "--clearenv",
-            *settings,
-            "--overlay-src",
-            "/skel",
-            "--overlay",
-            "/disk/upper",
-            "/disk/work",
-            "/",
+            _BWRAP,
+            *("--unshare-all", "--unshare-user", "--disable-userns", "--uid", "1000", "--gid", "1000"),
+            *("--hostname", self._tree.hostname, "--new-session", "--die-with-parent", "--as-pid-1"),
+            *("--cap-drop", "ALL", "--seccomp", str(_SECCOMP_FD), "--info-fd", str(_INFO_FD), "--clearenv", *settings),
+            *("--overlay-src", "/skel", "--overlay", "/disk/upper", "/disk/work", "/"),
             *rootfs.bwrap_binds(self._tree.python),
-            "--proc",
-            "/proc",
-            "--dev",
-            "/dev",
-            "--size",
-            str(shm),
-            "--perms",
-            "1777",
-            "--tmpfs",
-            "/dev/shm",
-            "--remount-ro",
-            "/dev",
-            "--chdir",
-            "/",
-            "--",
-            "/usr/bin/cat",
+            *("--proc", "/proc", "--dev", "/dev"),
+            *("--size", str(limits.shm_bytes(disk_bytes)), "--perms", "1777", "--tmpfs", "/dev/shm"),
+            *("--remount-ro", "/dev", "--chdir", "/", "--", "/usr/bin/cat"),
         ]
 
     def _on_sandbox(self, sandbox: _Running, fd: int) -> None:
