@@ -21,7 +21,6 @@ from composer.instantiate import instantiate
 from composer.layout import Layout
 from composer.plan import RunPlan
 from composer.schema import Config, Stage
-from composer.stages import Run, evaluate_stage, pretrain_stage, rl_stage
 from composer.tracking.console import Console, write_summary
 from composer.tracking.mlflow import Record
 
@@ -52,23 +51,30 @@ def run(config: Config, plan: RunPlan, run_dir: Path) -> int:
     if swept:
         console.info(f"removed {swept} leftovers of runs that were killed")
     check_machine([*launcher.check(), *backend.check()])
-    record = Record.open(config, run_dir, warn=console.warn)
+    record = Record.open(config, run_dir, warn=console.warn, tags={"name": plan.name})
     interrupted = False
     try:
         with record:
-            record.artifact(run_dir / "config.yaml", folder="config")
-            record.artifact(run_dir / "plan.yaml", folder="config")
+            for name in ("config.yaml", "plan.yaml"):
+                record.artifact(run_dir / name, folder="config")
             asyncio.run(_run_stages(config, layout, label, launcher, record, console, plan))
             summary = summarise(layout, config, time.monotonic() - started, record.peak_rss_bytes)
             record.results(summary)
+            try:
+                write_summary(run_dir, summary)
+                record.artifact(run_dir / "summary.json")
+            except OSError as e:
+                console.warn(f"summary.json could not be written ({e.strerror}); its numbers are in the table below")
     except KeyboardInterrupt:
         interrupted = True
-    if interrupted:
-        console.info(f"interrupted; continue with: composer resume={run_dir}")
-        return 130
-    write_summary(run_dir, summary)
-    console.closing_table(summary, ui_command=record.ui_command, note=record.report.sentence)
-    return 0
+        summary = summarise(layout, config, time.monotonic() - started, record.peak_rss_bytes)
+    console.closing_table(
+        summary,
+        ui_command=record.ui_command,
+        note=record.report.sentence,
+        resume_command=f"composer resume={run_dir}" if interrupted else "",
+    )
+    return 130 if interrupted else 0
 
 
 async def _run_stages(
@@ -79,22 +85,17 @@ async def _run_stages(
     if not missing:
         return
     async with _cluster(launcher):
+        # Here and not above: Ray reads its environment, which the launcher sets, when it is first imported.
+        from composer.stages import STAGES, Run
+
         run = Run(config, layout, label, record, console, plan)
         try:
             for stage in missing:
                 before = time.monotonic()
-                results = await _STAGES[stage](run, stage)
+                results = await STAGES[stage](run, stage)
                 layout.finish(stage, {**results, "wall_s": time.monotonic() - before})
         finally:
             await run.stop()
-
-
-_STAGES = {
-    Stage.pretrain: pretrain_stage,
-    Stage.evaluate_before: evaluate_stage,
-    Stage.rl: rl_stage,
-    Stage.evaluate_after: evaluate_stage,
-}
 
 
 @contextlib.asynccontextmanager

@@ -7,16 +7,16 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from composer.checks.common import optimizer_steps
 from composer.errors import TrainingError
 from composer.evaluation.stage import evaluate
 from composer.layout import Layout
-from composer.checks.common import optimizer_steps
 from composer.processes import Rollouts, Trainers, WeightSync
 from composer.rl.controller import Controller, Step
 from composer.rl.ledger import Ledger, read_ledger
 from composer.schema import Accelerator, Config, PhaseKind, Stage, SyncMethod
 from composer.tracking.console import Console
-from composer.tracking.mlflow import Record, StageRecord
+from composer.tracking.mlflow import Record
 from composer.types import Group, Trajectory
 from composer.workers import wants_sessions
 
@@ -130,7 +130,7 @@ async def pretrain_stage(run: Run, stage: Stage) -> dict[str, Any]:
                         losses.append(metrics["loss/codebase"])
             model = layout.export(layout.phase(name))
             before += totals[name]
-        draw_plots(run, record)
+        run.record.plots()
     return {"codebase_loss": {"before": losses[0], "after": losses[-1]} if losses else {}, "summary": {"steps": before}}
 
 
@@ -196,7 +196,7 @@ async def rl_stage(run: Run, stage: Stage) -> dict[str, Any]:
         finally:
             ledger.close()
         await run.trainers.export(layout.export(layout.stage(stage)))
-        draw_plots(run, record)
+        run.record.plots()
     return {"summary": {"steps": algorithm.num_steps}}
 
 
@@ -213,17 +213,9 @@ def check_start(config: Config, layout: Layout) -> None:
     average = results["metrics"][f"average_at_{k}"]
     if average < least:
         raise TrainingError(
-            f"average@{k} before RL is {average:.3f}, under algorithm.min_start_average={least:g}: a policy that hardly "
-            "ever succeeds learns nothing. Train longer on sessions (mix.phases.sft.tokens), or set it to 0"
+            f"average@{k} before RL is {average:.3f}, under algorithm.min_start_average={least:g}: a policy that "
+            "hardly ever succeeds learns nothing. Train longer on sessions (mix.phases.sft.tokens), or set it to 0"
         )
-
-
-def draw_plots(run: Run, record: StageRecord) -> None:
-    """Draw what the record holds so far; trouble in drawing never stops a run."""
-    from composer.tracking.plots import draw
-
-    for path in draw(run.layout.run_dir):
-        record.artifact(path, folder="plots")
 
 
 def _short(metrics: Mapping[str, float], **names: str) -> dict[str, float]:
@@ -242,3 +234,11 @@ def _row(t: Trajectory) -> dict[str, Any]:
         "seconds": t.seconds,
         "error": t.error,
     }
+
+
+STAGES = {
+    Stage.pretrain: pretrain_stage,
+    Stage.evaluate_before: evaluate_stage,
+    Stage.rl: rl_stage,
+    Stage.evaluate_after: evaluate_stage,
+}

@@ -86,6 +86,9 @@ class Turn:
     observation: str = ""
     """What the tools answered, as shown to the model."""
     seconds: float = 0.0
+    """Wall time of the whole turn."""
+    generation_seconds: float = 0.0
+    """The part of it in which the policy was asked; the rest went to the tools."""
 
 
 class Outcome(StrEnum):
@@ -168,6 +171,7 @@ class Trajectory:
                 tool_calls=[ToolCall(**c) for c in t["tool_calls"]],
                 observation=t["observation"],
                 seconds=t["seconds"],
+                generation_seconds=t["generation_seconds"],
             )
             for t in d["turns"]
         ]

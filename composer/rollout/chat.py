@@ -356,7 +356,7 @@ class Conversation:
 
     def add_generation(self, generation: Generation, seconds: float = 0.0) -> Turn:
         """Append a generated turn as it was sampled; its text is decoded for parsing and for people only."""
-        turn = Turn(prompt_ids=self._pending, generation=generation, seconds=seconds)
+        turn = Turn(self._pending, generation, seconds=seconds, generation_seconds=seconds)
         self.turns.append(turn)
         self._pending = []
         self._append(generation.token_ids, generated=True)

@@ -102,7 +102,7 @@ class Harness:
                     f"The generator ended a turn of episode {episode_id} with {generation.finish_reason!r} after "
                     f"{len(generation.token_ids)} tokens: look at the generator's log."
                 )
-            conversation.add_generation(generation)
+            conversation.add_generation(generation, time.monotonic() - start)
             if generation.finish_reason == "length" and max_tokens == room:
                 return Outcome.CONTEXT_FULL
             last_turn = len(conversation.turns) >= limits.max_turns

@@ -42,9 +42,8 @@ def plan_spans(trajectory: Mapping[str, Any], end_ms: int) -> list[SpanPlan]:
     """Lay out an episode as spans.
 
     Args:
-        trajectory: `composer.types.Trajectory.to_dict()`. If `metadata["turn_times"]` is there, a list of
-            `[start, generated, end]` in seconds from the episode's start, turns and tool calls get these times;
-            otherwise turns follow each other, each for its `seconds`, and tool calls are marks at the turn's end.
+        trajectory: `composer.types.Trajectory.to_dict()`. Turns follow each other, each for its `seconds`; what is
+            left after its `generation_seconds` is shared by its tool calls.
         end_ms: when the episode ended, Unix milliseconds.
 
     Returns:
@@ -146,14 +145,11 @@ def _turn_attributes(turn: Mapping[str, Any], generation: Mapping[str, Any]) -> 
 def _turn_times(trajectory: Mapping[str, Any]) -> list[tuple[float, float, float]]:
     """(start, generated, end) of each turn, in seconds from the episode's start."""
     turns = trajectory["turns"]
-    known = trajectory["metadata"].get("turn_times")
-    if isinstance(known, list) and len(known) == len(turns):
-        return [(float(start), float(generated), float(end)) for start, generated, end in known]
     times = []
     clock = 0.0
     for turn in turns:
-        end = clock + max(turn["seconds"], 0.0)
-        times.append((clock, end, end))
+        end = clock + turn["seconds"]
+        times.append((clock, clock + turn["generation_seconds"], end))
         clock = end
     return times
 

@@ -16,8 +16,8 @@ def episode(**metadata: Any) -> Trajectory:
         group_id="g1",
         episode_id="g1/0",
         turns=[
-            Turn([1, 2, 3], Generation([4, 5], [-0.5, -1.5], [6, 7], "stop"), [read, edit], "both", 2.0),
-            Turn([8], Generation([9], [-0.25], [7], "length"), [], "", 1.0),
+            Turn([1, 2, 3], Generation([4, 5], [-0.5, -1.5], [6, 7], "stop"), [read, edit], "both", 2.0, 1.0),
+            Turn([8], Generation([9], [-0.25], [7], "length"), [], "", 1.0, 1.0),
         ],
         messages=[
             Message("system", "You repair code."),
@@ -68,17 +68,10 @@ def test_rewards_tokens_and_versions_are_attributes() -> None:
     assert first.attributes["num_prompt_tokens"] == 3
 
 
-def test_turns_follow_each_other_when_only_their_length_is_known() -> None:
+def test_turns_follow_each_other_and_tools_share_what_is_left_of_a_turn() -> None:
     spans = plan_spans(episode().to_dict(), end_ms=10_000)
     seconds = [(span.start_ns / 1e9, span.end_ns / 1e9) for span in spans]
-    assert seconds == [(6, 10), (6, 8), (8, 8), (8, 8), (8, 9)]
-
-
-def test_known_times_are_used() -> None:
-    times = [[0.0, 1.0, 2.0], [2.5, 3.5, 4.0]]
-    spans = plan_spans(episode(turn_times=times).to_dict(), end_ms=10_000)
-    seconds = [(span.start_ns / 1e9, span.end_ns / 1e9) for span in spans]
-    assert seconds == [(6, 10), (6, 8), (7, 7.5), (7.5, 8), (8.5, 10)]
+    assert seconds == [(6, 10), (6, 8), (7, 7.5), (7.5, 8), (8, 9)]
 
 
 def test_an_episode_that_failed_before_its_first_turn() -> None:
