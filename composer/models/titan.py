@@ -27,7 +27,7 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.experimental._attention import _HeadTailLoadBalancer
-from torch.distributed.tensor.experimental._context_parallel._attention import flex_cp_allgather
+from torch.distributed.tensor.experimental._context_parallel._cp_custom_ops import flex_cp_allgather
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, create_mask
 from torchtitan.components.optimizer import register_moe_load_balancing_hook
 from torchtitan.distributed.context_parallel import cp_shard
@@ -55,6 +55,8 @@ def install_cpu_support() -> bool:
         Whether this process trains on CPU.
     """
     logging.getLogger().addFilter(lambda record: not any(text in str(record.msg) for text in _NOISE))
+    # torchtitan asks schedulers for the rate of a restored step in the one way that works, and torch warns about it.
+    warnings.filterwarnings("ignore", message="To get the last learning rate computed by the scheduler")
     if torch.cuda.is_available():
         return False
     # torchtitan asks torch for "the accelerator" and takes "cuda" when there is none. The answer was copied by name
@@ -62,9 +64,9 @@ def install_cpu_support() -> bool:
     device = CpuDevice()
     for name, module in list(sys.modules.items()):
         if name.startswith("torchtitan.") and hasattr(module, "device_type"):
-            module.device_type = "cpu"
+            vars(module)["device_type"] = "cpu"
             if hasattr(module, "device_module"):
-                module.device_module = device
+                vars(module)["device_module"] = device
     # Block masks are built by torch.compile, which needs a C++ compiler at run time; context parallelism still asks for
     # them on CPU. The eager function gives the same mask.
     titan_attention._compiled_create_block_mask = create_block_mask
@@ -120,9 +122,9 @@ class CpuExperts(GroupedExperts):
         """SwiGLU of each expert on its rows; rows are sorted by expert. [R, D] -> [R, D]."""
         w1, w2, w3 = (w.to_local() if isinstance(w, DTensor) else w for w in (self.w1_EFD, self.w2_EDF, self.w3_EFD))
         ends = num_tokens_per_expert_E.cumsum(0, dtype=torch.int32)
-        hidden = F.silu(torch._grouped_mm(x_RD, w1.transpose(-2, -1), offs=ends))
-        hidden = hidden * torch._grouped_mm(x_RD, w3.transpose(-2, -1), offs=ends)
-        return torch._grouped_mm(hidden, w2.transpose(-2, -1), offs=ends)
+        hidden = F.silu(self._grouped_mm(A=x_RD, B_t=w1.transpose(-2, -1), offs=ends))
+        hidden = hidden * self._grouped_mm(A=x_RD, B_t=w3.transpose(-2, -1), offs=ends)
+        return self._grouped_mm(A=hidden, B_t=w2.transpose(-2, -1), offs=ends)
 
 
 class LatentAttention(deepseek_v3.model.Attention):
@@ -211,17 +213,17 @@ def _parallelize(parallelize: Callable, model: nn.Module, **kwargs: Any) -> nn.M
         model = parallelize(model, **kwargs)
     for module in model.modules():
         if isinstance(module, LatentAttention) and dims.cp_enabled and not dims.tp_enabled:
-            module.gather_latents(torch.distributed._get_process_group_name(dims.get_mesh("cp").get_group()))
+            module.gather_latents(dims.get_mesh("cp").get_group().group_name)
         if isinstance(module, FSDPModule) and on_cpu():
             # A gradient divide factor makes FSDP reduce with PREMUL_SUM, which gloo lacks; with torchtitan's factor of
             # 1 a plain sum is the same.
             module.set_force_sum_reduction_for_comms(True)
     if on_cpu() and not dims.cp_enabled:
-        model.get_attention_masks = document_mask
+        vars(model)["get_attention_masks"] = document_mask
     return model
 
 
-def _register_expert_hooks(optimizers: Any, model_parts: list[nn.Module], parallel_dims: Any) -> None:
+def _register_expert_hooks(optimizers: Any, model_parts: list[Any], parallel_dims: Any) -> None:
     """Measure the experts' load at every optimizer step, then let torchtitan balance it where a bias is configured.
 
     `optimizers.worst_expert_load` is the largest count of tokens of one expert over the mean count, worst layer, all
@@ -251,6 +253,7 @@ def _pipeline(*args: Any, **kwargs: Any) -> Any:
 
     torchtitan 0.3.0 hands over micro-batches that are already split; torch 2.13 insists on splitting them itself.
     """
+    schedule: Any
     schedule, *rest = pipeline_llm(*args, **kwargs)
     for stage in getattr(schedule, "_stages", None) or [schedule._stage]:
         stage._prepare_forward_infra = _in_evaluation(stage.submod, stage._prepare_forward_infra)

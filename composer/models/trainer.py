@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.distributed.checkpoint import CheckpointException
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.tensor import DTensor
 from torchtitan.components.checkpointer import CheckpointManager
 from torchtitan.components.loss import (
@@ -101,6 +101,9 @@ class TitanTrainer(Trainer):
     class Config(Trainer.Config):
         """torchtitan's, unchanged."""
 
+    checkpointer: Any  # a CheckpointManager
+    metrics_processor: Any  # a LastMetrics
+    optimizers: Any  # torchtitan's container, with `worst_expert_load` (see `titan._register_expert_hooks`)
     _extras: dict[str, torch.Tensor]
     _loss_metrics: dict[str, torch.Tensor]
 
@@ -248,7 +251,7 @@ class TitanTrainer(Trainer):
         padded = _pad_rows(batch, self.parallel_dims.tp)
         inputs = {"input": padded.tokens.to(self.device), "positions": padded.positions.to(self.device)}
         tokens, labels, kwargs = self.post_dataloading_process(inputs, padded.labels.to(self.device))
-        model = self.model_parts[0]
+        model: Any = self.model_parts[0]
         model.eval()  # else these tokens would count as expert load
         try:
             with self.train_context():
@@ -256,6 +259,7 @@ class TitanTrainer(Trainer):
                 if model._skip_lm_head:
                     out = model.lm_head(out)
                 log_probs = compute_logprobs(out, labels)
+                assert isinstance(log_probs, torch.Tensor)
         finally:
             model.train()
         if self.parallel_dims.cp_enabled:
@@ -270,6 +274,7 @@ class TitanTrainer(Trainer):
         Under pipeline parallelism a rank yields the layers of its own stage.
         """
         spec = self.config.model_spec
+        assert spec is not None and spec.state_dict_adapter is not None
         adapter = spec.state_dict_adapter(self.model_config, None)
         for part in self.model_parts:
             for name, value in part.state_dict().items():

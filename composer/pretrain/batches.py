@@ -23,15 +23,19 @@ class Batches(Protocol):
 
     def next(self) -> list[Row]:
         """The rows of the next step, all ranks together."""
+        ...
 
     def metrics(self) -> dict[str, float]:
         """Where the data stands."""
+        ...
 
     def state_dict(self) -> dict[str, Any]:
         """JSON-ready."""
+        ...
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue there."""
+        ...
 
 
 class PretrainBatches:

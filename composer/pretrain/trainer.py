@@ -177,8 +177,9 @@ def _microbatches(trainer: TitanTrainer, rows: list[Row]) -> list[Microbatch]:
 
 
 def _microbatch(rows: Sequence[Row]) -> Microbatch:
-    return Microbatch(*(torch.tensor([getattr(row, name) for row in rows])
-                        for name in ("tokens", "labels", "positions")))
+    return Microbatch(tokens=torch.tensor([row.tokens for row in rows]),
+                      labels=torch.tensor([row.labels for row in rows]),
+                      positions=torch.tensor([row.positions for row in rows]))
 
 
 def next_phase_model(model: ModelConfig, result: PhaseResult) -> ModelConfig:
