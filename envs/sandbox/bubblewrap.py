@@ -93,7 +93,11 @@ class BubblewrapBackend:
         if self._server is not None and self._server.failure:
             await self.close()
         server = self._server or self._launch()
-        await server.ready()
+        try:
+            await server.ready()
+        except SandboxStartError as e:
+            await self.close()
+            raise SandboxStartError(f"{e}; {_hint()}") from e
         sandbox = self._begin(server, limits)
         try:
             async with asyncio.timeout(_START_TIMEOUT_S):
@@ -101,6 +105,9 @@ class BubblewrapBackend:
         except TimeoutError as e:
             await sandbox.stop()
             raise SandboxStartError(f"sandbox {sandbox.id} did not start within {_START_TIMEOUT_S:g} s") from e
+        except SandboxStartError as e:
+            await sandbox.stop()
+            raise SandboxStartError(f"{e}; {_hint()}" if "namespace" in str(e) else str(e)) from e
         except BaseException:
             await sandbox.stop()
             raise
@@ -216,6 +223,14 @@ class BubblewrapBackend:
             How many leftovers were removed.
         """
         return state.sweep()
+
+
+def _hint() -> str:
+    """What most likely keeps namespaces from being made."""
+    finding = checks.namespaces()
+    if finding.ok:
+        return checks.CONTAINER_REMEDY
+    return f"{finding.detail}; {finding.remedy}"
 
 
 def bwrap_path() -> Path:

@@ -20,6 +20,12 @@ _SYSCTLS = (
 """Settings with which some distributions forbid user namespaces: name, the forbidding value, the remedy."""
 
 
+CONTAINER_REMEDY = (
+    "in a container: start it with --privileged, or with --security-opt seccomp=unconfined --security-opt "
+    "systempaths=unconfined --cap-add SYS_ADMIN; elsewhere: run composer doctor"
+)
+
+
 def check(label: str, trial: Callable[[], Awaitable[None]]) -> list[Finding]:
     """Look at the kernel's settings and control groups, then start a real sandbox.
 
@@ -76,13 +82,7 @@ def _try(trial: Callable[[], Awaitable[None]]) -> Finding:
     if not failure:
         return Finding("sandbox", True, f"a bubblewrap sandbox starts (as {'root' if os.geteuid() == 0 else 'a user'})")
     text = str(failure[0]) if isinstance(failure[0], ComposerError) else repr(failure[0])
-    return Finding(
-        "sandbox",
-        False,
-        text,
-        "in a container: start it with --privileged, or with --security-opt seccomp=unconfined "
-        "--security-opt systempaths=unconfined --cap-add SYS_ADMIN; elsewhere: see user namespaces above",
-    )
+    return Finding("sandbox", False, text, CONTAINER_REMEDY)
 
 
 async def _await(trial: Callable[[], Awaitable[None]]) -> None:

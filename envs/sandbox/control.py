@@ -163,6 +163,8 @@ class ForkServerClient:
         """End the fork server and with it every sandbox. Blocks for the few milliseconds that this takes."""
         if self._control.fileno() < 0:
             return
+        with contextlib.suppress(OSError):
+            self._control.send(json.dumps({"op": "close"}).encode())
         self._fail("the backend was closed")
         self._control.close()
         deadline = time.monotonic() + _END_TIMEOUT_S

@@ -33,6 +33,9 @@ from typing import Any, NoReturn
 from envs.sandbox import limits, linux, rootfs, supervisor, warm
 from envs.sandbox.seccomp import build_filter
 
+CLOSED = 3
+"""Exit status after the owner's last word, as against its silence."""
+
 _MESSAGE_BYTES = 2**16
 _PACKET_FDS = 8
 _BWRAP = "/bwrap/bwrap"
@@ -140,6 +143,8 @@ class ForkServer:
         for fd in fds:
             os.set_inheritable(fd, False)
         request = json.loads(data)
+        if request["op"] == "close":
+            os._exit(CLOSED)
         if request["op"] == "start":
             self._start(request, fds)
         elif request["id"] in self._sandboxes:
@@ -258,7 +263,7 @@ class ForkServer:
         elif not text or sandbox.text.endswith(b"\n"):
             # With SIGCHLD ignored bwrap's monitor outlives a child that failed: its message is the sign.
             self._selector.unregister(sandbox.output)
-            self._end(sandbox, "it could not start: " + sandbox.text.decode(errors="replace").strip())
+            self._end(sandbox, sandbox.text.decode(errors="replace").strip())
 
     def _supervise(self, sandbox: _Running) -> None:
         init_pid = json.loads(os.read(sandbox.info, 4096))["child-pid"]
@@ -267,7 +272,7 @@ class ForkServer:
             self._selector.register(sandbox.init_pidfd, selectors.EVENT_READ, sandbox)
             pid = os.fork()
         except OSError as e:
-            self._end(sandbox, f"it could not start: {e}")
+            self._end(sandbox, str(e))
             return
         if pid == 0:
             supervisor.run(
@@ -325,7 +330,7 @@ class ForkServer:
         if not sandbox.reason and sandbox.output in self._selector.get_map():
             with contextlib.suppress(OSError):
                 sandbox.text += os.read(sandbox.output, 4096)
-        reason = sandbox.reason or "it could not start: " + sandbox.text.decode(errors="replace").strip()
+        reason = sandbox.reason or sandbox.text.decode(errors="replace").strip()
         for fd in (
             sandbox.channel,
             *sandbox.attach,

@@ -218,10 +218,13 @@ class ControlGroups:
             LimitError: there is none; the message says why and what to do.
         """
         own = _own_paths()
-        v1 = [_v1_parent(controller, own) for controller in _V1_CONTROLLERS]
-        if all(v1):
-            return cls(1, [parent for parent in v1 if parent], name)
-        return cls(2, [_v2_parent(own.get("", "/"))], name)
+        try:
+            v1 = [_v1_parent(controller, own) for controller in _V1_CONTROLLERS]
+            if all(v1):
+                return cls(1, [parent for parent in v1 if parent], name)
+            return cls(2, [_v2_parent(own.get("", "/"))], name)
+        except OSError as e:
+            raise LimitError(f"memory_bytes and num_processes cannot be applied: {e}; {_REMEDY}") from e
 
     def create(self) -> None:
         """Make the backend's directory.

@@ -23,6 +23,8 @@ if __name__ == "__main__":
 from envs.sandbox import forkserver, linux
 from envs.sandbox.state import remove_leftovers
 
+_OWNER_ENDS_S = 2.0
+
 
 def main() -> NoReturn:
     """Become the watchdog of `argv[1]` (the owner's PID) on the control socket `argv[2]`, and fork the fork server."""
@@ -66,9 +68,11 @@ def _watch(owner: int, child: int, settings: dict[str, Any]) -> NoReturn:
     if owner in ready:
         with contextlib.suppress(ProcessLookupError):
             os.kill(child, signal.SIGKILL)
-    os.waitpid(child, 0)
-    # An owner that is alive cleans up itself.
-    if select.select([owner], [], [], 0)[0]:
+    _, status = os.waitpid(child, 0)
+    closed = os.waitstatus_to_exitcode(status) == forkserver.CLOSED
+    # An owner that closed its backend, or lives on for another reason, cleans up itself. One that is ending has closed
+    # its files, which ends the fork server, some moments before it is seen to have ended.
+    if not closed and select.select([owner], [], [], _OWNER_ENDS_S)[0]:
         remove_leftovers(settings["state"], settings["control_groups"])
     os._exit(0)
 

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -86,15 +86,28 @@ def wait_for(condition: Callable[[], bool], timeout_s: float = 10) -> bool:
 
 
 @pytest.fixture
-def owner() -> Owner:
-    """A running owner."""
-    return Owner()
+def owner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Owner]:
+    """A running owner, in a runtime folder where nobody else's leftovers are."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    owner = Owner()
+    yield owner
+    owner.process.kill()
+    owner.process.wait()
 
 
 def test_nothing_is_left_of_a_killed_owner(owner: Owner) -> None:
     owner.process.kill()
     owner.process.wait()
     assert wait_for(lambda: not owner.left()), owner.left()
+
+
+def test_nothing_is_left_of_an_owner_that_forgot_to_close(tmp_path: Path) -> None:
+    forgetful = OWNER[: OWNER.index("    try:")] + "\nasyncio.run(main())\n"
+    environment = os.environ | {"XDG_RUNTIME_DIR": str(tmp_path)}
+    for _ in range(3):
+        subprocess.run([sys.executable, "-c", forgetful], cwd=REPO, env=environment, check=True, timeout=60)
+        runtime = tmp_path / f"composer-sandbox-{os.geteuid()}"
+        assert wait_for(lambda runtime=runtime: not list(runtime.iterdir()))
 
 
 def test_nothing_is_left_after_ctrl_c(owner: Owner) -> None:
