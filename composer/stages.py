@@ -17,6 +17,7 @@ from composer.rl.ledger import Ledger, read_ledger
 from composer.schema import Accelerator, Config, PhaseKind, Stage, SyncMethod
 from composer.tracking.console import Console
 from composer.tracking.mlflow import Record
+from composer.tracking.plots import read_metrics
 from composer.types import Group, Trajectory
 from composer.workers import wants_sessions
 
@@ -116,22 +117,33 @@ async def pretrain_stage(run: Run, stage: Stage) -> dict[str, Any]:
     run.console.info("preparing the tokenizer and the expert's sessions")
     await rollouts.prepare()
     model = Path(config.model.checkpoint) if config.model.checkpoint else None
-    totals = {name: optimizer_steps(phase) for name, phase in config.mix.phases.items()}
-    losses: list[float] = []
-    before = 0
+    done = 0
     with run.record.stage(stage.value) as record:
         for name, phase in config.mix.phases.items():
-            sessions = layout.sessions if phase.kind is PhaseKind.sft else None
-            with run.console.stage(name, total=totals[name], unit="steps") as bar:
-                async for step, metrics in trainers.train_phase(name, model, sessions):
-                    record.log(before + step, metrics)
-                    bar.update(step, _short(metrics, loss="loss/train", codebase="loss/codebase"))
-                    if "loss/codebase" in metrics:
-                        losses.append(metrics["loss/codebase"])
-            model = layout.export(layout.phase(name))
-            before += totals[name]
-        run.record.plots()
-    return {"codebase_loss": {"before": losses[0], "after": losses[-1]} if losses else {}, "summary": {"steps": before}}
+            exported, total = layout.export(layout.phase(name)), optimizer_steps(phase)
+            if not exported.exists():
+                sessions = layout.sessions if phase.kind is PhaseKind.sft else None
+                with run.console.stage(name, total=total, unit="steps") as bar:
+                    async for step, metrics in trainers.train_phase(name, model, sessions):
+                        record.log(done + step, metrics)
+                        bar.update(step, _short(metrics, loss="loss/train", codebase="loss/codebase"))
+            model = exported
+            done += total
+    run.record.plots()
+    return {"codebase_loss": codebase_losses(config, layout), "summary": {"steps": done}}
+
+
+def codebase_losses(config: Config, layout: Layout) -> dict[str, float]:
+    """The held-out codebase's loss before all phases, after continued pretraining, and after all phases.
+
+    From the record in the run directory, since an earlier process may have trained part of it.
+    """
+    series = dict(read_metrics(layout.run_dir).get(Stage.pretrain.value, {}).get("loss/codebase", []))
+    if not series:
+        return {}
+    pretrained = sum(optimizer_steps(p) for p in config.mix.phases.values() if p.kind is PhaseKind.pretrain)
+    named = {"before": min(series), "after": pretrained, "after_all_phases": max(series)}
+    return {name: series[step] for name, step in named.items() if step in series}
 
 
 async def evaluate_stage(run: Run, stage: Stage) -> dict[str, Any]:

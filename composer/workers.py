@@ -63,48 +63,22 @@ class TrainerRank:
         Raises:
             CorpusError, TokenizerError, TrainingError, ResumeError: see `composer.pretrain.trainer`.
         """
-        import threading
-        from queue import SimpleQueue
-
-        from composer.pretrain.packing import Session
-        from composer.pretrain.trainer import Phase, run_phase
+        from composer.pretrain.batches import read_sessions
+        from composer.pretrain.trainer import Phase, train_phase
 
         config = self.config
-        phase_ = Phase(
-            name=phase,
-            mix=config.mix,
-            model=dataclasses.replace(config.model, checkpoint=start),
-            parallel=config.parallel,
-            tokenizer=self.layout.tokenizer,
-            folder=self.layout.phase(phase),
-            seed=config.seed,
-            sessions=[
-                Session(d["token_ids"], d["loss_mask"])
-                for d in map(json.loads, Path(sessions).read_text().splitlines())
-            ]
-            if sessions
-            else (),
+        yield from train_phase(
+            Phase(
+                name=phase,
+                mix=config.mix,
+                model=dataclasses.replace(config.model, checkpoint=start),
+                parallel=config.parallel,
+                tokenizer=self.layout.tokenizer,
+                folder=self.layout.phase(phase),
+                seed=config.seed,
+                sessions=read_sessions(Path(sessions)) if sessions else (),
+            )
         )
-        queue = SimpleQueue()
-
-        def target():
-            try:
-                run_phase(phase_, lambda step, metrics: queue.put((step, metrics)))
-                queue.put(None)
-            except BaseException as e:
-                queue.put(e)
-
-        threading.Thread(target=target, daemon=True).start()
-        while (item := queue.get()) is not None:
-            if isinstance(item, BaseException):
-                raise item
-            step, metrics = item
-            renamed = {f"train/{k}": v for k, v in metrics.items()}
-            if "loss" in metrics:
-                renamed["loss/train"] = metrics["loss"]
-            if "codebase_loss" in metrics:
-                renamed["loss/codebase"] = metrics["codebase_loss"]
-            yield step, renamed
 
     def open_policy(self, start: str, weights: str) -> dict[str, Any]:
         """Build the policy trainer from the export `start`, at its newest checkpoint if there is one.

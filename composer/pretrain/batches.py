@@ -5,8 +5,10 @@ One batch is one optimizer step.
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Protocol
 
 from composer.errors import CorpusError
@@ -96,8 +98,8 @@ class SessionBatches:
         self._multiple, self._pad_id = multiple, pad_id
         self._epoch = self._index = 0
         self._order: tuple[int, list[int]] = (-1, [])
-        mean = sum(len(s.token_ids) for s in sessions) / len(sessions)
-        self.num_steps = max(1, round(tokens / (mean * self._batch_size)))
+        # A session counts as a whole row, so that the number of steps follows from the config alone.
+        self.num_steps = -(-tokens // (seq_len * batch_size))
 
     def next(self) -> list[Row]:
         """Few rows, as short as the longest session allows, so that little is padding."""
@@ -134,6 +136,19 @@ class SessionBatches:
             raise CorpusError(f"The checkpoint was made with {state['pool']} sessions, now there are "
                               f"{len(self._pool)}; give back mix.sessions or start a new run")
         self._epoch, self._index = state["epoch"], state["index"]
+
+
+def read_sessions(path: Path) -> list[Session]:
+    """Sessions from JSON lines with `token_ids` and `loss_mask`.
+
+    Raises:
+        CorpusError: the file cannot be read.
+    """
+    try:
+        with path.open(encoding="utf-8") as lines:
+            return [Session(d["token_ids"], d["loss_mask"]) for d in map(json.loads, lines)]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CorpusError(f"{path}: the sessions cannot be read ({error}); delete it to make them again") from error
 
 
 def codebase_rows(codebase: Codebase, encoder: Encoder, seq_len: int, tokens: int) -> list[Row]:

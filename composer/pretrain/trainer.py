@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
-import math
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,30 +18,11 @@ from composer.pretrain.packing import Row, Session
 from composer.pretrain.tokenizer import Encoder
 from composer.schema import MixConfig, ModelConfig, ParallelConfig, PhaseKind
 
-OnMetrics = Callable[[int, dict[str, float]], None]
-"""Called on rank 0 with the optimizer step and its numbers."""
-
 _CODEBASE_ROW = 512
 """Tokens of context in which held-out code is scored (less if the model knows fewer positions); the same in all phases,
 so that their losses can be compared."""
 _TOKENS_AT_ONCE = 8192
 """Tokens of a micro-batch, for training and for scoring (one row at least)."""
-
-
-@dataclass(frozen=True)
-class PhaseResult:
-    """What a phase came to."""
-
-    steps: int
-    tokens: int
-    """Tokens trained on in this process, padding included, this rank."""
-    loss: float
-    """Of the last step; nan if none was left to do."""
-    codebase_loss: float
-    """Mean negative log-likelihood of a held-out token, in nats, at the end."""
-    seconds: float
-    exported: Path
-    """The Hugging Face folder."""
 
 
 @dataclass(frozen=True)
@@ -72,11 +50,14 @@ class Phase:
         return self.folder / "exported"
 
 
-def run_phase(phase: Phase, on_metrics: OnMetrics = lambda step, metrics: None) -> PhaseResult:
+def train_phase(phase: Phase) -> Iterator[tuple[int, dict[str, float]]]:
     """Train one phase to its end, from its newest checkpoint if there is one. Collective.
 
-    Every step reports the numbers of `TitanTrainer.update`; every `evaluate_every` steps, before the first step and
-    after the last one, `codebase_loss` comes along.
+    Yields:
+        On rank 0, after each optimizer step, the step and its numbers: `loss/train`, what `TitanTrainer.update` says
+        under `train/`, where the data stands under `mix/`, and `loss/codebase` (mean negative log-likelihood of a
+        held-out token, in nats) every `evaluate_every` steps, before the first step (as step 0) and after the last
+        one. Other ranks yield nothing. When it ends, `phase.exported` is there.
 
     Raises:
         CorpusError: a source is missing, or nothing of it is left to train on.
@@ -84,7 +65,7 @@ def run_phase(phase: Phase, on_metrics: OnMetrics = lambda step, metrics: None) 
         TrainingError: the loss is not finite. The checkpoints are intact.
         ResumeError: a checkpoint cannot be loaded.
     """
-    started, config = time.perf_counter(), phase.mix.phases[phase.name]
+    config = phase.mix.phases[phase.name]
     encoder = Encoder(phase.tokenizer)
     if encoder.size > phase.model.vocab_size:
         raise TokenizerError(f"model.vocab_size={phase.model.vocab_size}: the tokenizer in {phase.tokenizer} has "
@@ -102,35 +83,33 @@ def run_phase(phase: Phase, on_metrics: OnMetrics = lambda step, metrics: None) 
         held_out = _microbatches(trainer, rows)
         trainer.track("batches", batches)
         step = trainer.load()
-        return _train(phase, trainer, batches, held_out, step, on_metrics, started)
+        yield from _train(phase, trainer, batches, held_out, step)
+        export(trainer, phase.model, phase.exported, phase.tokenizer)
     finally:
         trainer.close()
 
 
-def _train(phase: Phase, trainer: TitanTrainer, batches: Batches, held_out: list[Microbatch], step: int,
-           on_metrics: OnMetrics, started: float) -> PhaseResult:
+def _train(
+    phase: Phase, trainer: TitanTrainer, batches: Batches, held_out: list[Microbatch], step: int
+) -> Iterator[tuple[int, dict[str, float]]]:
     config = phase.mix.phases[phase.name]
     first = torch.distributed.get_rank() == 0
-    codebase_loss = math.nan
-    if step == 0:
+    if step in (0, batches.num_steps):  # a fresh start, or resumed after the last step and before the export
         codebase_loss = trainer.mean_loss(held_out)
         if first:
-            on_metrics(0, {"codebase_loss": codebase_loss})
-    tokens, metrics = 0, {"loss": math.nan}
+            yield step, {"loss/codebase": codebase_loss}
     while step < batches.num_steps:
-        metrics = trainer.update(_microbatches(trainer, batches.next()))
-        step, tokens = trainer.step, tokens + int(metrics["tokens"])
+        updated = trainer.update(_microbatches(trainer, batches.next()))
+        step = trainer.step
+        metrics = {"loss/train": updated.pop("loss"), **{f"train/{n}": v for n, v in updated.items()}}
+        metrics |= {"throughput/tokens_per_s": updated["tokens"] / updated["seconds"], **batches.metrics()}
         last = step == batches.num_steps
         if last or step % config.evaluate_every == 0:
-            codebase_loss = metrics["codebase_loss"] = trainer.mean_loss(held_out)
-        if first:
-            on_metrics(step, {**metrics, **batches.metrics()})
+            metrics["loss/codebase"] = trainer.mean_loss(held_out)
         if last or step % config.checkpoint_every == 0:
             trainer.save()
-    if math.isnan(codebase_loss):  # resumed after the last step, before the export
-        codebase_loss = trainer.mean_loss(held_out)
-    export(trainer, phase.model, phase.exported, phase.tokenizer)
-    return PhaseResult(step, tokens, metrics["loss"], codebase_loss, time.perf_counter() - started, phase.exported)
+        if first:
+            yield step, metrics
 
 
 def _batches(phase: Phase, encoder: Encoder, codebase: Codebase) -> Batches:
@@ -181,7 +160,3 @@ def _microbatch(rows: Sequence[Row]) -> Microbatch:
                       labels=torch.tensor([row.labels for row in rows]),
                       positions=torch.tensor([row.positions for row in rows]))
 
-
-def next_phase_model(model: ModelConfig, result: PhaseResult) -> ModelConfig:
-    """The model that the next phase starts from."""
-    return dataclasses.replace(model, checkpoint=str(result.exported))

@@ -1,6 +1,7 @@
 """Whole phases on a tiny model: they learn, resume exactly, leave a readable folder, and are the same on two ranks."""
 
 import argparse
+import contextlib
 import dataclasses
 import math
 import random
@@ -12,7 +13,7 @@ from composer.errors import CorpusError, TokenizerError, TrainingError
 from composer.models.huggingface import read_model
 from composer.pretrain.packing import Session
 from composer.pretrain.tokenizer import train_tokenizer
-from composer.pretrain.trainer import Phase, next_phase_model, run_phase
+from composer.pretrain.trainer import Phase, train_phase
 from composer.schema import MixConfig, ModelConfig, ParallelConfig, PhaseConfig, PhaseKind, SourceConfig, SourceKind
 from tests.integration.models.ranks import run_ranks
 from tests.integration.models.small import QWEN
@@ -26,9 +27,9 @@ MIX = MixConfig(
             evaluate_every=5, checkpoint_every=3,
             sources={"code": SourceConfig(kind=SourceKind.stdlib_code, weight=0.8),
                      "prose": SourceConfig(kind=SourceKind.stdlib_prose, weight=0.2)}),
-        "tune": PhaseConfig(kind=PhaseKind.sft, tokens=20 * 4 * 60, seq_len=64, batch_size=4, learning_rate=1e-2,
+        "tune": PhaseConfig(kind=PhaseKind.sft, tokens=64 * 4 * 60, seq_len=64, batch_size=4, learning_rate=1e-2,
                             warmup_steps=2, evaluate_every=20, checkpoint_every=20)})
-SAME = ("loss", "grad_norm", "learning_rate", "codebase_loss")
+SAME = ("loss/train", "train/grad_norm", "train/learning_rate", "loss/codebase")
 
 
 @pytest.fixture(scope="module")
@@ -73,28 +74,35 @@ class Recorder:
             raise KeyboardInterrupt
 
 
+def run_phase(phase: Phase, seen: Recorder | None = None) -> Recorder:
+    """Train a phase and keep what it reports."""
+    seen = seen or Recorder()
+    with contextlib.closing(train_phase(phase)) as steps:
+        for step, metrics in steps:
+            seen(step, metrics)
+    return seen
+
+
 def test_pretraining_learns_and_leaves_a_folder(tokenizer: Path, tmp_path: Path) -> None:
-    seen = Recorder()
-    result = run_phase(phase("base", tmp_path, tokenizer), seen)
-    assert result.steps == 10
-    assert result.tokens == 10 * 4 * 64
+    started = phase("base", tmp_path, tokenizer)
+    seen = run_phase(started)
     assert sorted(seen.rows) == list(range(11))
-    assert [s for s, m in seen.rows.items() if "codebase_loss" in m] == [0, 5, 10]
+    assert [s for s, m in seen.rows.items() if "loss/codebase" in m] == [0, 5, 10]
     # the start is worse than guessing all tokens alike; ten steps are better than that
-    assert seen.rows[0]["codebase_loss"] > math.log(512) - 0.1
-    assert result.codebase_loss == seen.rows[10]["codebase_loss"] < math.log(512) - 0.5
+    assert seen.rows[0]["loss/codebase"] > math.log(512) - 0.1
+    assert seen.rows[10]["loss/codebase"] < math.log(512) - 0.5
     shares = [seen.rows[10][f"mix/tokens/{name}"] for name in ("code", "prose")]
     assert shares[0] / sum(shares) > 0.5
-    assert read_model(result.exported).num_experts == 4
+    assert read_model(started.exported).num_experts == 4
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    model = AutoModelForCausalLM.from_pretrained(result.exported)
-    assert model.config.eos_token_id == AutoTokenizer.from_pretrained(result.exported).eos_token_id == 2
+    model = AutoModelForCausalLM.from_pretrained(started.exported)
+    assert model.config.eos_token_id == AutoTokenizer.from_pretrained(started.exported).eos_token_id == 2
 
 
 @pytest.mark.parametrize("name", ["base", "tune"])
 def test_interrupted_twice_equals_uninterrupted(name: str, tokenizer: Path, tmp_path: Path) -> None:
-    tokens = {"base": 64 * 4 * 10, "tune": 20 * 4 * 10}  # ten steps
+    tokens = {"base": 64 * 4 * 10, "tune": 64 * 4 * 10}  # ten steps
     phases = {n: dataclasses.replace(p, checkpoint_every=3, tokens=tokens[n]) for n, p in MIX.phases.items()}
     mix = dataclasses.replace(MIX, phases=phases)
     whole = Recorder()
@@ -114,22 +122,22 @@ def test_interrupted_twice_equals_uninterrupted(name: str, tokenizer: Path, tmp_
 
 
 def test_a_finished_phase_that_lost_its_export_makes_it_again(tokenizer: Path, tmp_path: Path) -> None:
-    first = run_phase(phase("base", tmp_path, tokenizer))
-    first.exported.rename(tmp_path / "away")
-    again = run_phase(phase("base", tmp_path, tokenizer))
-    assert again.steps == 10 and again.tokens == 0 and math.isnan(again.loss)
-    assert again.codebase_loss == first.codebase_loss
-    assert again.exported.exists()
+    base = phase("base", tmp_path, tokenizer)
+    first = run_phase(base)
+    base.exported.rename(tmp_path / "away")
+    again = run_phase(base)
+    assert again.rows == {10: {"loss/codebase": first.rows[10]["loss/codebase"]}}
+    assert base.exported.exists()
 
 
 def test_fine_tuning_learns_the_assistants_tokens(tokenizer: Path, tmp_path: Path) -> None:
-    base = run_phase(phase("base", tmp_path / "base", tokenizer))
-    seen = Recorder()
-    started = next_phase_model(MODEL, base)
-    result = run_phase(phase("tune", tmp_path / "tune", tokenizer, model=started), seen)
-    assert seen.rows[0]["codebase_loss"] == pytest.approx(base.codebase_loss, abs=1e-5)  # it starts where base ended
-    assert seen.rows[1]["loss"] > 3
-    assert result.loss < 1.5  # ln 10 / 2 = 1.15 without copying: one of ten tokens, then the end
+    before = phase("base", tmp_path / "base", tokenizer)
+    base = run_phase(before)
+    started = dataclasses.replace(MODEL, checkpoint=str(before.exported))
+    seen = run_phase(phase("tune", tmp_path / "tune", tokenizer, model=started))
+    assert seen.rows[0]["loss/codebase"] == pytest.approx(base.rows[10]["loss/codebase"], abs=1e-5)
+    assert seen.rows[1]["loss/train"] > 3
+    assert seen.rows[60]["loss/train"] < 1.5  # ln 10 / 2 = 1.15 without copying: one of ten tokens, then the end
 
 
 @pytest.mark.parametrize("parallel", [
@@ -137,26 +145,24 @@ def test_fine_tuning_learns_the_assistants_tokens(tokenizer: Path, tmp_path: Pat
     ParallelConfig(pipeline_parallel=2)], ids=["shard2", "tensor2", "context2", "pipeline2"])
 @pytest.mark.parametrize("name", ["base", "tune"])
 def test_two_ranks_train_like_one(name: str, parallel: ParallelConfig, tokenizer: Path, tmp_path: Path) -> None:
-    mix = dataclasses.replace(MIX, phases={n: dataclasses.replace(p, tokens=64 * 4 * 4 if n == "base" else 20 * 4 * 4)
+    mix = dataclasses.replace(MIX, phases={n: dataclasses.replace(p, tokens=64 * 4 * 4)
                                            for n, p in MIX.phases.items()})
     model = dataclasses.replace(MODEL, tie_embeddings=False)  # stages of a pipeline cannot share a matrix
 
     def run(folder: Path, mesh: ParallelConfig) -> dict[int, dict[str, float]]:
-        seen = Recorder()
-        run_phase(phase(name, folder, tokenizer, model, mesh, mix), seen)
-        return seen.rows
+        return run_phase(phase(name, folder, tokenizer, model, mesh, mix)).rows
 
     one = run_ranks(1, lambda: run(tmp_path / "one", ParallelConfig()), tmp_path)[0]
     (tmp_path / "rank0.pickle").unlink()
     two = run_ranks(2, lambda: run(tmp_path / "two", parallel), tmp_path)[0]
     assert two.keys() == one.keys()
     for step, row in one.items():
-        for key in set(row) & {"loss", "codebase_loss"}:
-            if key == "codebase_loss" and parallel.pipeline_parallel > 1:
+        for key in set(row) & {"loss/train", "loss/codebase"}:
+            if key == "loss/codebase" and parallel.pipeline_parallel > 1:
                 continue  # a pipeline scores code in rows of the phase's length, see below
             assert two[step][key] == pytest.approx(row[key], abs=2e-4), (step, key)
     if parallel.pipeline_parallel > 1:
-        assert two[0]["codebase_loss"] == pytest.approx(one[0]["codebase_loss"], abs=0.05)
+        assert two[0]["loss/codebase"] == pytest.approx(one[0]["loss/codebase"], abs=0.05)
 
 
 def test_broken_losses_leave_the_checkpoint(tokenizer: Path, tmp_path: Path) -> None:
