@@ -201,10 +201,9 @@ install_all() {
     [[ -f $venv/bin/pip && $1 == update ]] || make_venv
     rm -f "$stamp"
     choose_constraints
-    install "pip" "pip==$pip_version"
+    install "pip and setuptools" -c "$constraints" "pip==$pip_version" setuptools
     install_torch
     say "[3/4] composer[$extras] and what it needs (about 1.3 GB to download the first time, minutes)"
-    install "setuptools" -c "$constraints" setuptools
     install "composer[$extras]" --no-build-isolation -c "$constraints" -e ".[$extras]"
     if [[ ,$extras, == *,cpu,* ]]; then
         "$venv/bin/python" -m pip uninstall --quiet --yes torchvision torchaudio torchcodec >>"$log" 2>&1

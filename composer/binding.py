@@ -167,10 +167,10 @@ class _Binder:
         self.origin = origin
 
     def node(self, cls: type[T], data: Any, key: str) -> T:
+        kind: Any = cls
+        fields = {f.name: f for f in dataclasses.fields(kind)}
         if not isinstance(data, Mapping):
-            names = ", ".join(f.name for f in dataclasses.fields(typing.cast(Any, cls)))
-            raise ConfigError(key, data, f"expected a group of keys ({names})" + self.origin(key))
-        fields = {f.name: f for f in dataclasses.fields(typing.cast(Any, cls))}
+            raise ConfigError(key, data, f"expected a group of keys ({', '.join(fields)})" + self.origin(key))
         values: dict[str, Any] = {}
         for name, raw in data.items():
             full = f"{key}.{name}" if key else str(name)

@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import ray
+import ray.exceptions
 
+from composer.checks.common import world_size
 from composer.errors import ComposerError, LauncherError
 from composer.layout import Layout
-from composer.checks.common import world_size
 from composer.rl.packing import PackedRows
 from composer.schema import Accelerator, Config
 from composer.types import Group, Split

@@ -71,7 +71,7 @@ def run(config: Config, plan: RunPlan, run_dir: Path) -> int:
     console.closing_table(
         summary,
         ui_command=record.ui_command,
-        note=record.report.sentence,
+        note=record.report.sentence if record.report else "",
         resume_command=f"composer resume={run_dir}" if interrupted else "",
     )
     return 130 if interrupted else 0

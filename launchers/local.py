@@ -71,7 +71,7 @@ class LocalLauncher:
             )
         except Exception as e:
             raise LauncherError(f"Ray did not start on this machine ({e}); see {self._folder} for its logs") from e
-        address = str(context.address_info["gcs_address"])
+        address = str(context.address_info["gcs_address"])  # pyright: ignore[reportAttributeAccessIssue]
         if not address.startswith("127."):
             self.stop()
             raise LauncherError(f"Ray listens on {address}, not on loopback: ray was imported too early")

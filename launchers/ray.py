@@ -53,7 +53,7 @@ class RayLauncher:
                     f"the Ray cluster at {self.address!r} has {there.get(name, 0):g} {name}, the plan needs {need:g}; "
                     "add nodes, or make the mesh smaller (`composer plan` shows it)"
                 )
-        return str(context.address_info["gcs_address"])
+        return str(context.address_info["gcs_address"])  # pyright: ignore[reportAttributeAccessIssue]
 
     def stop(self) -> None:
         """Disconnect; the run's actors end with the connection, the cluster stays."""

@@ -1,6 +1,6 @@
 """The evaluation stage: the same unseen tasks before and after RL, several episodes each.
 
-Finished tasks are appended to `groups.jsonl` at once, so an interrupted evaluation continues with those that are missing.
+Finished tasks are appended to `groups.jsonl` at once, so an interrupted evaluation continues with those missing.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ class Rollouts(Protocol):
 
     async def run_group(self, split: Split, index: int, group_id: str, size: int, temperature: float) -> Group:
         """Run `size` episodes of a task. Raises ComposerError when the worker itself failed."""
+        ...
 
 
 async def evaluate(

@@ -33,6 +33,7 @@ class Rollouts(Protocol):
         Raises:
             ComposerError: the worker itself failed.
         """
+        ...
 
 
 class Policy(Protocol):
@@ -47,9 +48,11 @@ class Policy(Protocol):
         Raises:
             TrainingError: the step failed.
         """
+        ...
 
     async def reference_score(self, sequences: list[list[int]]) -> list[list[float]]:
         """Log-probabilities under the weights that RL started from."""
+        ...
 
     async def synchronise(self, version: int, probe: list[int]) -> dict[str, float]:
         """Publish the weights, load them on every generator, and compare log-probabilities on `probe`.
@@ -57,9 +60,11 @@ class Policy(Protocol):
         Raises:
             WeightSyncError: they could not be published, loaded or verified.
         """
+        ...
 
     async def save(self) -> None:
         """Write a checkpoint."""
+        ...
 
 
 @dataclass

@@ -32,7 +32,7 @@ class PolicyLoss(BaseLoss):
         """Keep the algorithm; nothing is compiled."""
         self.algorithm = config.algorithm
 
-    def __call__(
+    def __call__(  # pyright: ignore[reportIncompatibleMethodOverride]
         self,
         pred: Tensor,
         labels: Tensor,

@@ -13,12 +13,18 @@ def group(name, rewards, tokens=4):
         name,
         [
             Trajectory(
-                name, name, str(i), [turn, turn], [], Outcome.INFRASTRUCTURE_ERROR if r is None else Outcome.FINISHED, r,
+                name,
+                name,
+                str(i),
+                [turn, turn],
+                [],
+                Outcome.INFRASTRUCTURE_ERROR if r is None else Outcome.FINISHED,
+                r,
                 seconds=2.0,
             )
             for i, r in enumerate(rewards)
         ],
-    )  # fmt: skip
+    )
 
 
 def test_average_and_best_are_means_over_tasks():
