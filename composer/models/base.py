@@ -23,8 +23,9 @@ def check_model(model: ModelConfig) -> None:
         ConfigError: names the key under `model.`, its value and what to type instead.
     """
     if model.experts_per_token > model.num_experts:
-        raise ConfigError("model.experts_per_token", model.experts_per_token,
-                          f"must be at most num_experts ({model.num_experts})")
+        raise ConfigError(
+            "model.experts_per_token", model.experts_per_token, f"must be at most num_experts ({model.num_experts})"
+        )
     demands = {Family.qwen3_moe: _qwen3_moe_demands, Family.deepseek_v3: _deepseek_v3_demands}[model.family]
     for key, wrong, remedy in demands(model):
         if wrong:
@@ -50,22 +51,35 @@ def _deepseek_v3_demands(model: ModelConfig) -> list[tuple[str, bool, str]]:
     return [
         *((key, getattr(model, key) < 1, "must be at least 1") for key in positive),
         ("qk_rope_head_dim", model.qk_rope_head_dim % 2 != 0, "must be even"),
-        ("num_dense_layers", model.num_dense_layers >= model.num_layers,
-         f"must be less than num_layers ({model.num_layers})"),
-        ("dense_ffn_size", model.num_dense_layers > 0 and model.dense_ffn_size < 1,
-         "must be at least 1 when num_dense_layers is not 0"),
+        (
+            "num_dense_layers",
+            model.num_dense_layers >= model.num_layers,
+            f"must be less than num_layers ({model.num_layers})",
+        ),
+        (
+            "dense_ffn_size",
+            model.num_dense_layers > 0 and model.dense_ffn_size < 1,
+            "must be at least 1 when num_dense_layers is not 0",
+        ),
         ("num_shared_experts", model.num_shared_experts < 1, "must be at least 1"),
         ("router_score", model.router_score is not ScoreFunction.sigmoid, "must be sigmoid"),
-        ("router_groups", model.num_experts % model.router_groups != 0,
-         f"must divide num_experts ({model.num_experts})"),
-        ("router_groups_used", model.router_groups_used > model.router_groups,
-         f"must be at most router_groups ({model.router_groups})"),
+        (
+            "router_groups",
+            model.num_experts % model.router_groups != 0,
+            f"must divide num_experts ({model.num_experts})",
+        ),
+        (
+            "router_groups_used",
+            model.router_groups_used > model.router_groups,
+            f"must be at most router_groups ({model.router_groups})",
+        ),
         ("tie_embeddings", model.tie_embeddings, "must be false"),
     ]
 
 
-def hf_config(model: ModelConfig, *, dtype: str = "float32", eos_token_id: int | None = None,
-              pad_token_id: int | None = None) -> dict[str, Any]:
+def hf_config(
+    model: ModelConfig, *, dtype: str = "float32", eos_token_id: int | None = None, pad_token_id: int | None = None
+) -> dict[str, Any]:
     """The content of `config.json` for an exported model."""
     common = {
         "architectures": [_ARCHITECTURES[model.family]],
@@ -105,10 +119,23 @@ def hf_config(model: ModelConfig, *, dtype: str = "float32", eos_token_id: int |
             "output_router_logits": False,
             "use_sliding_window": False,
         }
-    yarn = {} if model.rope_factor == 1.0 else {"rope_scaling": {
-        "type": "yarn", "rope_type": "yarn", "rope_theta": model.rope_theta, "factor": model.rope_factor,
-        "original_max_position_embeddings": model.rope_original_context, "beta_fast": model.rope_beta_fast,
-        "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0}}
+    yarn = (
+        {}
+        if model.rope_factor == 1.0
+        else {
+            "rope_scaling": {
+                "type": "yarn",
+                "rope_type": "yarn",
+                "rope_theta": model.rope_theta,
+                "factor": model.rope_factor,
+                "original_max_position_embeddings": model.rope_original_context,
+                "beta_fast": model.rope_beta_fast,
+                "beta_slow": 1.0,
+                "mscale": 1.0,
+                "mscale_all_dim": 1.0,
+            }
+        }
+    )
     return {
         **common,
         **yarn,
@@ -147,8 +174,11 @@ def model_from_hf_config(config: Mapping[str, Any], name: str, checkpoint: str |
     config = config.get("text_config") or config
     model_type = config.get("model_type")
     if model_type not in _MODEL_TYPES:
-        raise ConfigError("model.checkpoint", checkpoint or name,
-                          f"its model_type is {model_type!r}; use a checkpoint of type {', '.join(_MODEL_TYPES)}")
+        raise ConfigError(
+            "model.checkpoint",
+            checkpoint or name,
+            f"its model_type is {model_type!r}; use a checkpoint of type {', '.join(_MODEL_TYPES)}",
+        )
     family = _MODEL_TYPES[model_type]
     try:
         model = _common_from_hf(config, family, name, checkpoint)
@@ -161,31 +191,59 @@ def model_from_hf_config(config: Mapping[str, Any], name: str, checkpoint: str |
 def _common_from_hf(config: Mapping[str, Any], family: Family, name: str, checkpoint: str | None) -> ModelConfig:
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     shared = {
-        "name": name, "family": family, "checkpoint": checkpoint, "tokenizer": checkpoint,
-        "vocab_size": config["vocab_size"], "hidden_size": config["hidden_size"],
-        "num_layers": config["num_hidden_layers"], "num_heads": config["num_attention_heads"],
-        "experts_per_token": config["num_experts_per_tok"], "expert_ffn_size": config["moe_intermediate_size"],
+        "name": name,
+        "family": family,
+        "checkpoint": checkpoint,
+        "tokenizer": checkpoint,
+        "vocab_size": config["vocab_size"],
+        "hidden_size": config["hidden_size"],
+        "num_layers": config["num_hidden_layers"],
+        "num_heads": config["num_attention_heads"],
+        "experts_per_token": config["num_experts_per_tok"],
+        "expert_ffn_size": config["moe_intermediate_size"],
         "rope_theta": float(config.get("rope_theta") or rope["rope_theta"]),
-        "max_context": config["max_position_embeddings"], "norm_eps": config["rms_norm_eps"],
+        "max_context": config["max_position_embeddings"],
+        "norm_eps": config["rms_norm_eps"],
         "tie_embeddings": bool(config.get("tie_word_embeddings", False)),
     }
     if family is Family.qwen3_moe:
-        return ModelConfig(**shared, num_kv_heads=config["num_key_value_heads"], head_dim=config["head_dim"],
-                           num_experts=config["num_experts"], router_score=ScoreFunction.softmax)
-    yarn = {} if float(rope.get("factor") or 1.0) == 1.0 else {
-        "rope_factor": float(rope["factor"]), "rope_original_context": rope["original_max_position_embeddings"],
-        "rope_beta_fast": float(rope.get("beta_fast", 32.0))}
+        return ModelConfig(
+            **shared,
+            num_kv_heads=config["num_key_value_heads"],
+            head_dim=config["head_dim"],
+            num_experts=config["num_experts"],
+            router_score=ScoreFunction.softmax,
+        )
+    yarn = (
+        {}
+        if float(rope.get("factor") or 1.0) == 1.0
+        else {
+            "rope_factor": float(rope["factor"]),
+            "rope_original_context": rope["original_max_position_embeddings"],
+            "rope_beta_fast": float(rope.get("beta_fast", 32.0)),
+        }
+    )
     heads = config["qk_nope_head_dim"] + config["qk_rope_head_dim"]
     return ModelConfig(
-        **shared, **yarn, num_kv_heads=config["num_attention_heads"], head_dim=heads,
-        num_dense_layers=config["first_k_dense_replace"], dense_ffn_size=config["intermediate_size"],
-        num_experts=config["n_routed_experts"], num_shared_experts=config["n_shared_experts"],
+        **shared,
+        **yarn,
+        num_kv_heads=config["num_attention_heads"],
+        head_dim=heads,
+        num_dense_layers=config["first_k_dense_replace"],
+        dense_ffn_size=config["intermediate_size"],
+        num_experts=config["n_routed_experts"],
+        num_shared_experts=config["n_shared_experts"],
         router_score=ScoreFunction(config.get("scoring_func", "sigmoid")),
-        router_scale=float(config["routed_scaling_factor"]), router_bias_rate=0.001,
-        router_groups=config.get("n_group") or 1, router_groups_used=config.get("topk_group") or 1,
-        q_lora_rank=config.get("q_lora_rank") or 0, kv_lora_rank=config["kv_lora_rank"],
-        qk_nope_head_dim=config["qk_nope_head_dim"], qk_rope_head_dim=config["qk_rope_head_dim"],
-        v_head_dim=config["v_head_dim"])
+        router_scale=float(config["routed_scaling_factor"]),
+        router_bias_rate=0.001,
+        router_groups=config.get("n_group") or 1,
+        router_groups_used=config.get("topk_group") or 1,
+        q_lora_rank=config.get("q_lora_rank") or 0,
+        kv_lora_rank=config["kv_lora_rank"],
+        qk_nope_head_dim=config["qk_nope_head_dim"],
+        qk_rope_head_dim=config["qk_rope_head_dim"],
+        v_head_dim=config["v_head_dim"],
+    )
 
 
 def hf_parameter_shapes(model: ModelConfig) -> dict[str, tuple[int, ...]]:
@@ -194,8 +252,7 @@ def hf_parameter_shapes(model: ModelConfig) -> dict[str, tuple[int, ...]]:
     A shared output embedding is left out. The balancing bias counts as a tensor where the model has one.
     """
     d = model.hidden_size
-    shapes: dict[str, tuple[int, ...]] = {
-        "model.embed_tokens.weight": (model.vocab_size, d), "model.norm.weight": (d,)}
+    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (model.vocab_size, d), "model.norm.weight": (d,)}
     if not model.tie_embeddings:
         shapes["lm_head.weight"] = (model.vocab_size, d)
     attention = {Family.qwen3_moe: _qwen3_attention, Family.deepseek_v3: _mla_attention}[model.family](model)
@@ -217,14 +274,23 @@ def hf_parameter_shapes(model: ModelConfig) -> dict[str, tuple[int, ...]]:
 
 
 def _ffn(prefix: str, d: int, hidden: int) -> dict[str, tuple[int, ...]]:
-    return {f"{prefix}gate_proj.weight": (hidden, d), f"{prefix}up_proj.weight": (hidden, d),
-            f"{prefix}down_proj.weight": (d, hidden)}
+    return {
+        f"{prefix}gate_proj.weight": (hidden, d),
+        f"{prefix}up_proj.weight": (hidden, d),
+        f"{prefix}down_proj.weight": (d, hidden),
+    }
 
 
 def _qwen3_attention(model: ModelConfig) -> dict[str, tuple[int, ...]]:
     d, query, key = model.hidden_size, model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
-    return {"q_proj": (query, d), "k_proj": (key, d), "v_proj": (key, d), "o_proj": (d, query),
-            "q_norm": (model.head_dim,), "k_norm": (model.head_dim,)}
+    return {
+        "q_proj": (query, d),
+        "k_proj": (key, d),
+        "v_proj": (key, d),
+        "o_proj": (d, query),
+        "q_norm": (model.head_dim,),
+        "k_norm": (model.head_dim,),
+    }
 
 
 def _mla_attention(model: ModelConfig) -> dict[str, tuple[int, ...]]:
@@ -232,6 +298,10 @@ def _mla_attention(model: ModelConfig) -> dict[str, tuple[int, ...]]:
     qk = model.qk_nope_head_dim + model.qk_rope_head_dim
     low_rank = {"q_a_proj": (q, d), "q_a_layernorm": (q,), "q_b_proj": (heads * qk, q)}
     query = low_rank if q else {"q_proj": (heads * qk, d)}
-    return {**query, "kv_a_proj_with_mqa": (c + model.qk_rope_head_dim, d), "kv_a_layernorm": (c,),
-            "kv_b_proj": (heads * (model.qk_nope_head_dim + model.v_head_dim), c),
-            "o_proj": (d, heads * model.v_head_dim)}
+    return {
+        **query,
+        "kv_a_proj_with_mqa": (c + model.qk_rope_head_dim, d),
+        "kv_a_layernorm": (c,),
+        "kv_b_proj": (heads * (model.qk_nope_head_dim + model.v_head_dim), c),
+        "o_proj": (d, heads * model.v_head_dim),
+    }

@@ -67,8 +67,14 @@ class LastMetrics(MetricsProcessor):
 
     last: dict[str, float] = {}
 
-    def log(self, step: int, global_avg_loss: float, global_max_loss: float, grad_norm: float,
-            extra_metrics: dict[str, Any] | None = None) -> None:
+    def log(
+        self,
+        step: int,
+        global_avg_loss: float,
+        global_max_loss: float,
+        grad_norm: float,
+        extra_metrics: dict[str, Any] | None = None,
+    ) -> None:
         """Keep loss, gradient norm before clipping, and learning rate."""
         rates = [v for k, v in (extra_metrics or {}).items() if k.startswith("lr/")]
         self.last = {"loss": global_avg_loss, "grad_norm": grad_norm, "learning_rate": rates[0]}

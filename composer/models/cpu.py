@@ -53,8 +53,15 @@ class CpuDevice:
         return {"active_bytes.all.peak": peak, "reserved_bytes.all.peak": peak, "num_alloc_retries": 0, "num_ooms": 0}
 
 
-def context_parallel_mask(mask_mod: Callable, B: int, H: int, Q_LEN: int, KV_LEN: int, device_mesh: Any,  # noqa: N803
-                           load_balancer: Any = None) -> BlockMask:
+def context_parallel_mask(
+    mask_mod: Callable,
+    B: int,
+    H: int,
+    Q_LEN: int,
+    KV_LEN: int,
+    device_mesh: Any,  # noqa: N803
+    load_balancer: Any = None,
+) -> BlockMask:
     """The mask of a rank's part of the sequence; torch's own function also demands length % (128 x ranks) == 0.
 
     The demand comes from the padding of the compiled kernel, which CPU does not use.

@@ -22,13 +22,20 @@ from composer.models.trainer import TitanTrainer
 from composer.schema import Dtype, ModelConfig
 
 _INDEX = "model.safetensors.index.json"
-_TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja",
-                    "vocab.json", "merges.txt")
+_TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "chat_template.jinja",
+    "vocab.json",
+    "merges.txt",
+)
 _FILE_BYTES = 5 * 2**30
 
 
-def export(trainer: TitanTrainer, model: ModelConfig, folder: Path, tokenizer: Path | None = None,
-           dtype: Dtype = Dtype.float32) -> None:
+def export(
+    trainer: TitanTrainer, model: ModelConfig, folder: Path, tokenizer: Path | None = None, dtype: Dtype = Dtype.float32
+) -> None:
     """Write the current weights as a Hugging Face folder. Collective.
 
     The folder appears whole or not at all; one that is already there is replaced.
@@ -63,8 +70,10 @@ def export(trainer: TitanTrainer, model: ModelConfig, folder: Path, tokenizer: P
     if first:
         files = {name: entry for part in everyone for name, entry in part.items()}
         _check({name: shape for name, (_, shape, _) in files.items()}, model)
-        index = {"metadata": {"total_size": sum(size for _, _, size in files.values())},
-                 "weight_map": {name: file for name, (file, _, _) in sorted(files.items())}}
+        index = {
+            "metadata": {"total_size": sum(size for _, _, size in files.values())},
+            "weight_map": {name: file for name, (file, _, _) in sorted(files.items())},
+        }
         (partial / _INDEX).write_text(json.dumps(index, indent=1))
         _write_configs(partial, model, tokenizer, dtype)
         shutil.rmtree(folder, ignore_errors=True)
@@ -72,8 +81,9 @@ def export(trainer: TitanTrainer, model: ModelConfig, folder: Path, tokenizer: P
     dist.barrier()
 
 
-def _write(tensors: Iterable[tuple[str, torch.Tensor]], folder: Path, stage: int,
-           dtype: torch.dtype) -> dict[str, tuple[str, tuple[int, ...], int]]:
+def _write(
+    tensors: Iterable[tuple[str, torch.Tensor]], folder: Path, stage: int, dtype: torch.dtype
+) -> dict[str, tuple[str, tuple[int, ...], int]]:
     """Write files of at most `_FILE_BYTES`. Returns name -> (file, shape, bytes)."""
     written: dict[str, tuple[str, tuple[int, ...], int]] = {}
     pending: dict[str, torch.Tensor] = {}
@@ -105,8 +115,10 @@ def _write(tensors: Iterable[tuple[str, torch.Tensor]], folder: Path, stage: int
 def _check(found: dict[str, tuple[int, ...]], model: ModelConfig) -> None:
     problem = _difference(found, hf_parameter_shapes(model))
     if problem:
-        raise TrainingError(f"The exported weights of {model.name} do not match their format: {problem}. This is a "
-                            "bug; the checkpoint itself is intact.")
+        raise TrainingError(
+            f"The exported weights of {model.name} do not match their format: {problem}. This is a "
+            "bug; the checkpoint itself is intact."
+        )
 
 
 def _difference(found: dict[str, tuple[int, ...]], wanted: dict[str, tuple[int, ...]]) -> str:
@@ -155,8 +167,9 @@ def read_model(folder: Path, name: str | None = None) -> ModelConfig:
     try:
         config = json.loads((folder / "config.json").read_text())
     except (OSError, ValueError) as error:
-        raise ConfigError("model.checkpoint", str(folder), f"its config.json cannot be read ({error}); "
-                          "give a Hugging Face folder") from error
+        raise ConfigError(
+            "model.checkpoint", str(folder), f"its config.json cannot be read ({error}); give a Hugging Face folder"
+        ) from error
     return model_from_hf_config(config, name or folder.name, str(folder))
 
 
@@ -173,8 +186,11 @@ def check_checkpoint(folder: Path, model: ModelConfig) -> None:
     known = {name: shape for name, shape in found.items() if name in wanted}
     problem = _difference(known, wanted)
     if problem:
-        raise ConfigError("model.checkpoint", str(folder), f"does not fit the model: {problem}; correct the sizes of "
-                          f"`model` or give the folder of another checkpoint")
+        raise ConfigError(
+            "model.checkpoint",
+            str(folder),
+            f"does not fit the model: {problem}; correct the sizes of `model` or give the folder of another checkpoint",
+        )
 
 
 def _headers(folder: Path) -> Iterator[tuple[str, tuple[int, ...]]]:

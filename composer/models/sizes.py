@@ -42,8 +42,15 @@ class ParameterCount:
     @property
     def total(self) -> int:
         """Everything."""
-        return (self.embeddings + self.attention + self.dense_ffn + self.router + self.shared_experts
-                + self.routed_experts + self.norms)
+        return (
+            self.embeddings
+            + self.attention
+            + self.dense_ffn
+            + self.router
+            + self.shared_experts
+            + self.routed_experts
+            + self.norms
+        )
 
     @property
     def active(self) -> int:
@@ -84,7 +91,7 @@ def _attention_matrices(model: ModelConfig) -> int:
     q, c, v = model.q_lora_rank, model.kv_lora_rank, model.v_head_dim
     qk = model.qk_nope_head_dim + model.qk_rope_head_dim
     query = d * q + q * heads * qk if q else d * heads * qk
-    return (query + d * (c + model.qk_rope_head_dim) + c * heads * (model.qk_nope_head_dim + v) + heads * v * d)
+    return query + d * (c + model.qk_rope_head_dim) + c * heads * (model.qk_nope_head_dim + v) + heads * v * d
 
 
 def _qk_and_v_sizes(model: ModelConfig) -> tuple[int, int]:
@@ -109,8 +116,11 @@ def training_flops_per_token(model: ModelConfig, seq_len: int) -> float:
 
 def kv_cache_bytes_per_token(model: ModelConfig, dtype: Dtype) -> int:
     """What one token of context occupies in the generator: keys and values, or the latent and the rotary key of MLA."""
-    per_layer = (2 * model.num_kv_heads * model.head_dim if model.family is Family.qwen3_moe
-                 else model.kv_lora_rank + model.qk_rope_head_dim)
+    per_layer = (
+        2 * model.num_kv_heads * model.head_dim
+        if model.family is Family.qwen3_moe
+        else model.kv_lora_rank + model.qk_rope_head_dim
+    )
     return model.num_layers * per_layer * _BYTES[dtype]
 
 
@@ -147,7 +157,7 @@ class TrainerMemory:
     @property
     def total(self) -> int:
         """All of it."""
-        return (self.parameters + self.gradients + self.optimizer + self.gathered + self.activations + self.logits)
+        return self.parameters + self.gradients + self.optimizer + self.gathered + self.activations + self.logits
 
 
 def trainer_memory(model: ModelConfig, parallel: ParallelConfig, microbatch_tokens: int) -> TrainerMemory:
@@ -160,15 +170,17 @@ def trainer_memory(model: ModelConfig, parallel: ParallelConfig, microbatch_toke
             sequence is cut by context parallelism.
     """
     count, compute = count_parameters(model), _BYTES[parallel.param_dtype]
-    shards = (parallel.data_parallel_shard * parallel.context_parallel * parallel.tensor_parallel
-              * parallel.pipeline_parallel)
+    shards = (
+        parallel.data_parallel_shard * parallel.context_parallel * parallel.tensor_parallel * parallel.pipeline_parallel
+    )
     stored = count.total / shards
     layers = -(-model.num_layers // parallel.pipeline_parallel)
     gathered = 0.0
     if shards > 1 or compute != _MASTER_BYTES:
         sparse = max(1, model.num_layers - model.num_dense_layers)
-        layer = ((count.attention + count.norms) / model.num_layers
-                 + (count.router + count.shared_experts) / sparse) / parallel.tensor_parallel
+        layer = (
+            (count.attention + count.norms) / model.num_layers + (count.router + count.shared_experts) / sparse
+        ) / parallel.tensor_parallel
         layer += count.routed_experts / sparse / max(parallel.expert_parallel, parallel.tensor_parallel)
         gathered = 3 * layer * compute
     tokens = microbatch_tokens / parallel.context_parallel / parallel.tensor_parallel
@@ -180,9 +192,14 @@ def trainer_memory(model: ModelConfig, parallel: ParallelConfig, microbatch_toke
         activations = tokens * in_flight * layers * _layer_activations(model) * compute
     # logits, their log-softmax and their gradient, in float32
     logits = 3 * 4 * tokens * model.vocab_size / loss_chunks(model, parallel)
-    return TrainerMemory(parameters=int(_MASTER_BYTES * stored), gradients=int(_MASTER_BYTES * stored),
-                         optimizer=int(_OPTIMIZER_BYTES * stored), gathered=int(gathered),
-                         activations=int(activations), logits=int(logits))
+    return TrainerMemory(
+        parameters=int(_MASTER_BYTES * stored),
+        gradients=int(_MASTER_BYTES * stored),
+        optimizer=int(_OPTIMIZER_BYTES * stored),
+        gathered=int(gathered),
+        activations=int(activations),
+        logits=int(logits),
+    )
 
 
 def _layer_activations(model: ModelConfig) -> int:
@@ -223,6 +240,6 @@ def generator_memory(model: ModelConfig, generator: GeneratorConfig) -> Generato
     Key/value heads are cut by tensor parallelism as far as there are heads; MLA's latent is copied to every GPU.
     """
     weights = count_parameters(model).total * _BYTES[generator.dtype] // generator.tensor_parallel
-    heads_cut = (min(generator.tensor_parallel, model.num_kv_heads) if model.family is Family.qwen3_moe else 1)
+    heads_cut = min(generator.tensor_parallel, model.num_kv_heads) if model.family is Family.qwen3_moe else 1
     per_token = kv_cache_bytes_per_token(model, generator.dtype) / heads_cut
     return GeneratorMemory(weights, generator.kv_cache_bytes, int(generator.kv_cache_bytes / per_token))

@@ -42,8 +42,14 @@ from composer.models.cpu import CpuDevice, context_parallel_mask, document_mask
 from composer.models.initial import SeededNormal
 from composer.schema import Family, ModelConfig
 
-_NOISE = ("lspci", "Peak flops", "initial_load_model_only", "model.safetensors.index.json not found",
-          "based on job config", "Pipeline Parallel loss is not visible")
+_NOISE = (
+    "lspci",
+    "Peak flops",
+    "initial_load_model_only",
+    "model.safetensors.index.json not found",
+    "based on job config",
+    "Pipeline Parallel loss is not visible",
+)
 """Warnings of torchtitan about nothing that a user can or should change."""
 
 
@@ -94,17 +100,26 @@ class CpuAttention(FlexAttention):
     class Config(FlexAttention.Config):
         """No options of its own."""
 
-    def forward(self, q_BLNH: torch.Tensor, k_BLNH: torch.Tensor, v_BLNH: torch.Tensor, *,  # noqa: N803
-                attention_masks: BlockMask | torch.Tensor | None, scale: float | None = None,
-                enable_gqa: bool = False, **kwargs: Any) -> torch.Tensor:
+    def forward(
+        self,
+        q_BLNH: torch.Tensor,
+        k_BLNH: torch.Tensor,
+        v_BLNH: torch.Tensor,
+        *,  # noqa: N803
+        attention_masks: BlockMask | torch.Tensor | None,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+        **kwargs: Any,
+    ) -> torch.Tensor:
         """Attend; `attention_masks` is what `document_mask` returns, or a `BlockMask` under context parallelism."""
         q, k, v = (x.transpose(1, 2) for x in (q_BLNH, k_BLNH, v_BLNH))
         mask = attention_masks
         if isinstance(mask, BlockMask):
             batch = mask.kv_num_blocks.shape[0]
             mask = create_mask(mask.mask_mod, batch, None, q.shape[2], k.shape[2], device=q.device.type)
-        out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, scale=scale,
-                                             enable_gqa=enable_gqa)
+        out = F.scaled_dot_product_attention(
+            q, k, v, attn_mask=mask, is_causal=mask is None, scale=scale, enable_gqa=enable_gqa
+        )
         return out.transpose(1, 2)
 
 
@@ -158,13 +173,15 @@ class LatentAttention(deepseek_v3.model.Attention):
         q_rope, k_rope = self.rope(q_rope, k_rope.unsqueeze(2), positions)
         # The gather's backward sums over ranks. The gradient of wkv_b is each rank's part of it; FSDP, whose ranks
         # include those of the context axis, sums it.
-        latent, k_rope = flex_cp_allgather(self.kv_norm(latent).contiguous(), k_rope.contiguous(), 1,
-                                           self.context_group)
+        latent, k_rope = flex_cp_allgather(
+            self.kv_norm(latent).contiguous(), k_rope.contiguous(), 1, self.context_group
+        )
         expanded = self.wkv_b(latent).unflatten(-1, (-1, self.qk_nope_head_dim + self.v_head_dim))
         k_nope, value = expanded.split([self.qk_nope_head_dim, self.v_head_dim], dim=-1)
         key = torch.cat([k_nope, k_rope.expand(-1, -1, k_nope.shape[2], -1)], dim=-1)
-        out = self.inner_attention(torch.cat([q_nope, q_rope], dim=-1), key, value, attention_masks=attention_masks,
-                                   scale=self.softmax_scale)
+        out = self.inner_attention(
+            torch.cat([q_nope, q_rope], dim=-1), key, value, attention_masks=attention_masks, scale=self.softmax_scale
+        )
         return self.wo(out.flatten(2))
 
 
@@ -187,9 +204,15 @@ def build_model_spec(model: ModelConfig, seed: int = 0) -> ModelSpec:
     if on_cpu():
         _swap(config, FlexAttention.Config, CpuAttention.Config)
         _swap(config, GroupedExperts.Config, CpuExperts.Config)
-    return ModelSpec(name=model.family.value, flavor=model.name, model=config,
-                     parallelize_fn=functools.partial(_parallelize, parallelize), pipelining_fn=_pipeline,
-                     post_optimizer_build_fn=_register_expert_hooks, state_dict_adapter=adapter)
+    return ModelSpec(
+        name=model.family.value,
+        flavor=model.name,
+        model=config,
+        parallelize_fn=functools.partial(_parallelize, parallelize),
+        pipelining_fn=_pipeline,
+        post_optimizer_build_fn=_register_expert_hooks,
+        state_dict_adapter=adapter,
+    )
 
 
 def _swap(config: Any, old: type, new: type) -> None:
@@ -261,8 +284,9 @@ def _pipeline(*args: Any, **kwargs: Any) -> Any:
         return schedule, *rest
     step = schedule.step
 
-    def presplit_step(*, arg_mbs: list | None = None, kwarg_mbs: list | None = None, target_mbs: list | None = None,
-                      **options: Any) -> Any:
+    def presplit_step(
+        *, arg_mbs: list | None = None, kwarg_mbs: list | None = None, target_mbs: list | None = None, **options: Any
+    ) -> Any:
         count = schedule._n_microbatches
         schedule._split_inputs = lambda *_: (arg_mbs or [()] * count, kwarg_mbs or [{}] * count)
         options["target"] = None if target_mbs is None else torch.cat(target_mbs)
@@ -304,7 +328,9 @@ def gather_sequence(tensor: torch.Tensor, mesh: Any, balancer: str | None) -> to
 
 def _common(model: ModelConfig) -> dict[str, Any]:
     return {
-        "vocab_size": model.vocab_size, "dim": model.hidden_size, "enable_weight_tying": model.tie_embeddings,
+        "vocab_size": model.vocab_size,
+        "dim": model.hidden_size,
+        "enable_weight_tying": model.tie_embeddings,
         "norm": RMSNorm.Config(normalized_shape=model.hidden_size),
         "tok_embeddings": Embedding.Config(num_embeddings=model.vocab_size, embedding_dim=model.hidden_size),
         "lm_head": Linear.Config(in_features=model.hidden_size, out_features=model.vocab_size),
@@ -313,29 +339,63 @@ def _common(model: ModelConfig) -> dict[str, Any]:
 
 def _qwen3_moe(model: ModelConfig) -> tuple[Any, Callable, type]:
     layers = qwen3._build_qwen3_moe_layers(
-        n_layers=model.num_layers, dim=model.hidden_size, n_heads=model.num_heads, n_kv_heads=model.num_kv_heads,
-        head_dim=model.head_dim, moe_hidden_dim=model.expert_ffn_size, num_experts=model.num_experts,
-        top_k=model.experts_per_token, attn_backend="flex", moe_comm_backend="standard",
-        rope=CosSinRoPE.Config(dim=model.head_dim, max_seq_len=model.max_context, theta=model.rope_theta))
-    return (qwen3.Qwen3Model.Config(layers=layers, **_common(model)), qwen3.parallelize_qwen3,
-            qwen3.Qwen3StateDictAdapter)
+        n_layers=model.num_layers,
+        dim=model.hidden_size,
+        n_heads=model.num_heads,
+        n_kv_heads=model.num_kv_heads,
+        head_dim=model.head_dim,
+        moe_hidden_dim=model.expert_ffn_size,
+        num_experts=model.num_experts,
+        top_k=model.experts_per_token,
+        attn_backend="flex",
+        moe_comm_backend="standard",
+        rope=CosSinRoPE.Config(dim=model.head_dim, max_seq_len=model.max_context, theta=model.rope_theta),
+    )
+    return (
+        qwen3.Qwen3Model.Config(layers=layers, **_common(model)),
+        qwen3.parallelize_qwen3,
+        qwen3.Qwen3StateDictAdapter,
+    )
 
 
 def _deepseek_v3(model: ModelConfig) -> tuple[Any, Callable, type]:
     layers = deepseek_v3._build_dsv3_layers(
-        n_layers=model.num_layers, n_dense_layers=model.num_dense_layers, dim=model.hidden_size,
-        n_heads=model.num_heads, q_lora_rank=model.q_lora_rank, kv_lora_rank=model.kv_lora_rank,
-        qk_nope_head_dim=model.qk_nope_head_dim, qk_rope_head_dim=model.qk_rope_head_dim,
-        v_head_dim=model.v_head_dim, mscale=1.0, dense_hidden_dim=model.dense_ffn_size,
-        moe_hidden_dim=model.expert_ffn_size, num_experts=model.num_experts,
-        num_shared_experts=model.num_shared_experts, router_top_k=model.experts_per_token,
-        router_score_func=model.router_score.value, router_route_scale=model.router_scale, router_route_norm=True,
+        n_layers=model.num_layers,
+        n_dense_layers=model.num_dense_layers,
+        dim=model.hidden_size,
+        n_heads=model.num_heads,
+        q_lora_rank=model.q_lora_rank,
+        kv_lora_rank=model.kv_lora_rank,
+        qk_nope_head_dim=model.qk_nope_head_dim,
+        qk_rope_head_dim=model.qk_rope_head_dim,
+        v_head_dim=model.v_head_dim,
+        mscale=1.0,
+        dense_hidden_dim=model.dense_ffn_size,
+        moe_hidden_dim=model.expert_ffn_size,
+        num_experts=model.num_experts,
+        num_shared_experts=model.num_shared_experts,
+        router_top_k=model.experts_per_token,
+        router_score_func=model.router_score.value,
+        router_route_scale=model.router_scale,
+        router_route_norm=True,
         router_num_expert_groups=model.router_groups if model.router_groups > 1 else None,
         router_num_limited_groups=model.router_groups_used if model.router_groups > 1 else None,
-        attn_backend="flex", moe_comm_backend="standard", non_blocking_capacity_factor=None,
+        attn_backend="flex",
+        moe_comm_backend="standard",
+        non_blocking_capacity_factor=None,
         rope=ComplexRoPE.Config(
-            dim=model.qk_rope_head_dim, max_seq_len=model.max_context, theta=model.rope_theta,
-            scaling="yarn" if model.rope_factor > 1 else "none", rope_factor=model.rope_factor,
-            original_seq_len=model.rope_original_context, beta_fast=model.rope_beta_fast, beta_slow=1.0))
-    return (deepseek_v3.DeepSeekV3Model.Config(layers=layers, **_common(model)), deepseek_v3.parallelize_deepseekv3,
-            deepseek_v3.DeepSeekV3StateDictAdapter)
+            dim=model.qk_rope_head_dim,
+            max_seq_len=model.max_context,
+            theta=model.rope_theta,
+            scaling="yarn" if model.rope_factor > 1 else "none",
+            rope_factor=model.rope_factor,
+            original_seq_len=model.rope_original_context,
+            beta_fast=model.rope_beta_fast,
+            beta_slow=1.0,
+        ),
+    )
+    return (
+        deepseek_v3.DeepSeekV3Model.Config(layers=layers, **_common(model)),
+        deepseek_v3.parallelize_deepseekv3,
+        deepseek_v3.DeepSeekV3StateDictAdapter,
+    )

@@ -147,9 +147,11 @@ class TitanTrainer(Trainer):
             self.checkpointer.load()
         except (Exception, CheckpointException) as error:  # torch derives the latter from BaseException
             causes = [failure[0] for failure in getattr(error, "failures", {}).values()] or [error]
-            raise ResumeError(f"The newest checkpoint in {self.checkpointer.folder} cannot be loaded: {causes[0]}. "
-                              "Give back the settings it was made with, or delete its step-* folder to continue from "
-                              "the one before.") from error
+            raise ResumeError(
+                f"The newest checkpoint in {self.checkpointer.folder} cannot be loaded: {causes[0]}. "
+                "Give back the settings it was made with, or delete its step-* folder to continue from "
+                "the one before."
+            ) from error
         return self.step
 
     def save(self) -> None:
@@ -185,8 +187,11 @@ class TitanTrainer(Trainer):
         metrics = dict(self.metrics_processor.last)
         if not math.isfinite(metrics["grad_norm"]):
             raise self._not_finite("gradient")
-        metrics |= {"tokens": float(sum(m.tokens.numel() for m in microbatches)),
-                    "worst_expert_load": self.optimizers.worst_expert_load, **self._reduced_loss_metrics()}
+        metrics |= {
+            "tokens": float(sum(m.tokens.numel() for m in microbatches)),
+            "worst_expert_load": self.optimizers.worst_expert_load,
+            **self._reduced_loss_metrics(),
+        }
         if self.parallel_dims.pp_enabled:  # the last stage alone knows the loss, each stage its own experts
             mesh = self.parallel_dims.get_mesh("pp")
             known = metrics["loss"] if self.pp_has_last_stage else 0.0
@@ -206,7 +211,7 @@ class TitanTrainer(Trainer):
         if self.parallel_dims.pp_enabled:
             group = self.num_pipeline_parallel_microbatches
             for start in range(0, len(microbatches), group):
-                total += self._pipeline_loss(microbatches[start:start + group])
+                total += self._pipeline_loss(microbatches[start : start + group])
             torch.distributed.all_reduce(total, group=self.parallel_dims.get_mesh("pp").get_group())
         else:
             for batch in microbatches:
@@ -230,9 +235,11 @@ class TitanTrainer(Trainer):
         try:
             with self.train_context():
                 self.pp_schedule.eval(
-                    arg_mbs=inputs if self.pp_has_first_stage else None, kwarg_mbs=kwargs,
+                    arg_mbs=inputs if self.pp_has_first_stage else None,
+                    kwarg_mbs=kwargs,
                     target_mbs=targets if self.pp_has_last_stage else None,
-                    losses=losses if self.pp_has_last_stage else None)
+                    losses=losses if self.pp_has_last_stage else None,
+                )
         finally:
             for part in self.model_parts:
                 part.train()
@@ -265,7 +272,7 @@ class TitanTrainer(Trainer):
         if self.parallel_dims.cp_enabled:
             mesh = self.parallel_dims.get_mesh("cp")
             log_probs = titan.gather_sequence(log_probs, mesh, self.config.parallelism.context_parallel_load_balancer)
-        return log_probs[:len(batch.tokens)]
+        return log_probs[: len(batch.tokens)]
 
     @torch.no_grad()
     def hf_state_dict(self) -> Iterator[tuple[str, torch.Tensor]]:
@@ -292,18 +299,27 @@ class TitanTrainer(Trainer):
         inputs = {k: input_dict[k] for k in ("input", "positions")}
         self._extras = {k: v for k, v in input_dict.items() if k not in inputs}
         if self._extras and self.parallel_dims.cp_enabled:
-            cut = titan.shard_sequence(tuple(self._extras.values()), self.parallel_dims.get_mesh("cp"),
-                                       self.config.parallelism.context_parallel_load_balancer)
+            cut = titan.shard_sequence(
+                tuple(self._extras.values()),
+                self.parallel_dims.get_mesh("cp"),
+                self.config.parallelism.context_parallel_load_balancer,
+            )
             self._extras = dict(zip(self._extras, cut, strict=True))
         return super().post_dataloading_process(inputs, labels)
 
-    def _forward_backward_body(self, inputs: torch.Tensor, labels: torch.Tensor, global_valid_tokens: torch.Tensor,
-                               extra_kwargs: dict[str, Any]) -> torch.Tensor:
+    def _forward_backward_body(
+        self,
+        inputs: torch.Tensor,
+        labels: torch.Tensor,
+        global_valid_tokens: torch.Tensor,
+        extra_kwargs: dict[str, Any],
+    ) -> torch.Tensor:
         """torchtitan's, with extra loss inputs and with the metrics that the loss returns (torchtitan drops both)."""
         with self.train_context():
             out = self.model_parts[0](inputs, **extra_kwargs)
-            loss, metrics = self.loss_fn(out, labels, global_valid_tokens, positions=extra_kwargs["positions"],
-                                         **self._extras)
+            loss, metrics = self.loss_fn(
+                out, labels, global_valid_tokens, positions=extra_kwargs["positions"], **self._extras
+            )
             del out
             loss.backward()
         for name, value in metrics.items():
@@ -322,9 +338,11 @@ class TitanTrainer(Trainer):
 
     def _not_finite(self, what: str) -> TrainingError:
         lr = self.lr_schedulers.get_metrics()
-        return TrainingError(f"Step {self.step}: the {what} is not finite. Lower learning_rate (now "
-                             f"{max(lr.values()):.3g}) or max_grad_norm (now {self.config.training.max_norm:g}) and "
-                             f"resume; the checkpoints in {self.config.dump_folder}/checkpoints are intact.")
+        return TrainingError(
+            f"Step {self.step}: the {what} is not finite. Lower learning_rate (now "
+            f"{max(lr.values()):.3g}) or max_grad_norm (now {self.config.training.max_norm:g}) and "
+            f"resume; the checkpoints in {self.config.dump_folder}/checkpoints are intact."
+        )
 
 
 def _pad_rows(batch: Microbatch, multiple: int) -> Microbatch:
@@ -340,8 +358,12 @@ def _pad_rows(batch: Microbatch, multiple: int) -> Microbatch:
         return torch.cat([rows, rows[-1:].expand(missing, -1)])
 
     labels = torch.cat([batch.labels, torch.full_like(batch.labels[-1:], NO_LOSS).expand(missing, -1)])
-    return Microbatch(repeat(batch.tokens), labels, repeat(batch.positions),
-                      {name: repeat(rows) for name, rows in batch.extras.items()})
+    return Microbatch(
+        repeat(batch.tokens),
+        labels,
+        repeat(batch.positions),
+        {name: repeat(rows) for name, rows in batch.extras.items()},
+    )
 
 
 def _reduction(name: str) -> str:
@@ -350,13 +372,19 @@ def _reduction(name: str) -> str:
 
 def single_process_environment() -> None:
     """Set what torch.distributed asks of one process, unless a launcher has set it. Port 0 lets the system choose."""
-    for key, value in {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1",
-                       "MASTER_PORT": "0"}.items():
+    for key, value in {
+        "RANK": "0",
+        "LOCAL_RANK": "0",
+        "WORLD_SIZE": "1",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "0",
+    }.items():
         os.environ.setdefault(key, value)
 
 
-def trainer_config(model: ModelConfig, parallel: ParallelConfig, settings: TrainSettings,
-                   loss: BaseLoss.Config | None = None) -> TitanTrainer.Config:
+def trainer_config(
+    model: ModelConfig, parallel: ParallelConfig, settings: TrainSettings, loss: BaseLoss.Config | None = None
+) -> TitanTrainer.Config:
     """Our settings in torchtitan's words. `.build()` gives a `TitanTrainer`; RANK, WORLD_SIZE, ... must be set.
 
     Args:
@@ -369,18 +397,28 @@ def trainer_config(model: ModelConfig, parallel: ParallelConfig, settings: Train
         PlanError: `parallel.accelerator` is not what this process sees.
     """
     if (parallel.accelerator is Accelerator.cpu) != titan.on_cpu():
-        remedy = ("this process sees no CUDA device; use cpu, or start the run where there are GPUs" if titan.on_cpu()
-                  else "this process sees CUDA devices; use cuda, or hide them with CUDA_VISIBLE_DEVICES=")
+        remedy = (
+            "this process sees no CUDA device; use cpu, or start the run where there are GPUs"
+            if titan.on_cpu()
+            else "this process sees CUDA devices; use cuda, or hide them with CUDA_VISIBLE_DEVICES="
+        )
         raise PlanError("parallel.accelerator", parallel.accelerator.value, remedy)
     if loss is None:
         loss = CrossEntropyLoss.Config(global_vocab_size=model.vocab_size)
     if (chunks := loss_chunks(model, parallel)) > 1:
         loss = ChunkedLossWrapper.Config(loss_fn=loss, num_chunks=chunks)
     torch.set_num_threads(parallel.threads_per_process)
-    initial = {} if model.checkpoint is None else {
-        "initial_load_path": str(Path(model.checkpoint).resolve()), "initial_load_in_hf": True}
-    adamw = {"lr": settings.learning_rate, "betas": (settings.beta1, settings.beta2), "eps": 1e-8,
-             "weight_decay": settings.weight_decay}
+    initial = (
+        {}
+        if model.checkpoint is None
+        else {"initial_load_path": str(Path(model.checkpoint).resolve()), "initial_load_in_hf": True}
+    )
+    adamw = {
+        "lr": settings.learning_rate,
+        "betas": (settings.beta1, settings.beta2),
+        "eps": 1e-8,
+        "weight_decay": settings.weight_decay,
+    }
     return TitanTrainer.Config(
         model_spec=titan.build_model_spec(model, settings.seed),
         hf_assets_path=model.checkpoint or "",
@@ -391,26 +429,42 @@ def trainer_config(model: ModelConfig, parallel: ParallelConfig, settings: Train
         tokenizer=NoTokenizer.Config(),
         optimizer=OptimizersContainer.Config(
             param_groups=[ParamGroupConfig(pattern=".*", optimizer_name="AdamW", optimizer_kwargs=adamw)],
-            implementation="fused"),
+            implementation="fused",
+        ),
         lr_scheduler=LRSchedulersContainer.Config(
-            warmup_steps=settings.warmup_steps, total_steps=settings.num_steps,
+            warmup_steps=settings.warmup_steps,
+            total_steps=settings.num_steps,
             decay_ratio=0.0 if settings.schedule is Schedule.constant else None,
             decay_type="cosine" if settings.schedule is Schedule.cosine else "linear",
-            min_lr_factor=settings.min_learning_rate_ratio),
+            min_lr_factor=settings.min_learning_rate_ratio,
+        ),
         training=TrainingConfig(
-            local_batch_size=settings.pipeline_microbatches, seq_len=model.max_context, steps=settings.num_steps,
-            max_norm=settings.max_grad_norm, mixed_precision_param=parallel.param_dtype.value,
-            disable_cuda_graphs=True),  # graphs need one fixed shape; row lengths here change from step to step
+            local_batch_size=settings.pipeline_microbatches,
+            seq_len=model.max_context,
+            steps=settings.num_steps,
+            max_norm=settings.max_grad_norm,
+            mixed_precision_param=parallel.param_dtype.value,
+            disable_cuda_graphs=True,
+        ),  # graphs need one fixed shape; row lengths here change from step to step
         parallelism=ParallelismConfig(
             data_parallel_replicate_degree=parallel.data_parallel_replicate,
             data_parallel_shard_degree=parallel.data_parallel_shard,
-            tensor_parallel_degree=parallel.tensor_parallel, context_parallel_degree=parallel.context_parallel,
-            pipeline_parallel_degree=parallel.pipeline_parallel, expert_parallel_degree=parallel.expert_parallel,
+            tensor_parallel_degree=parallel.tensor_parallel,
+            context_parallel_degree=parallel.context_parallel,
+            pipeline_parallel_degree=parallel.pipeline_parallel,
+            expert_parallel_degree=parallel.expert_parallel,
             # the backend whose multi-rank losses were seen to equal one process's, on gloo as on NCCL
-            spmd_backend="partial_dtensor"),
+            spmd_backend="partial_dtensor",
+        ),
         checkpoint=CheckpointManager.Config(
-            enable=True, folder="checkpoints", interval=1,  # `save` decides when
-            keep_latest_k=settings.keep_checkpoints, last_save_model_only=False, **initial),
+            enable=True,
+            folder="checkpoints",
+            interval=1,  # `save` decides when
+            keep_latest_k=settings.keep_checkpoints,
+            last_save_model_only=False,
+            **initial,
+        ),
         activation_checkpoint=FullAC.Config() if parallel.activation_checkpoint else None,
         debug=DebugConfig(seed=settings.seed, enable_structured_logging=False),
-        comm=CommConfig(init_timeout_seconds=int(settings.timeout_s), trace_buf_size=0))
+        comm=CommConfig(init_timeout_seconds=int(settings.timeout_s), trace_buf_size=0),
+    )

@@ -58,13 +58,15 @@ class PretrainBatches:
                 ids.append(self._encoder.document_end_id)
             self._mix.count(name, len(ids))
             self._rows += self._packer.add(ids)
-        batch, self._rows = self._rows[:self._batch_size], self._rows[self._batch_size:]
+        batch, self._rows = self._rows[: self._batch_size], self._rows[self._batch_size :]
         return batch
 
     def metrics(self) -> dict[str, float]:
         """Tokens taken from each source, and how often it has been read."""
-        return {**{f"mix/tokens/{n}": float(v) for n, v in self._mix.tokens().items()},
-                **{f"mix/epochs/{n}": v for n, v in self._mix.epochs().items()}}
+        return {
+            **{f"mix/tokens/{n}": float(v) for n, v in self._mix.tokens().items()},
+            **{f"mix/epochs/{n}": v for n, v in self._mix.epochs().items()},
+        }
 
     def state_dict(self) -> dict[str, Any]:
         """The mix's cursors and the rows already packed."""
@@ -81,8 +83,16 @@ class PretrainBatches:
 class SessionBatches:
     """`batch_size` sessions a step from a pool that is shuffled anew in each epoch, whole sessions in each row."""
 
-    def __init__(self, sessions: Sequence[Session], seq_len: int, batch_size: int, tokens: int, seed: int,
-                 multiple: int = 1, pad_id: int = 0) -> None:
+    def __init__(
+        self,
+        sessions: Sequence[Session],
+        seq_len: int,
+        batch_size: int,
+        tokens: int,
+        seed: int,
+        multiple: int = 1,
+        pad_id: int = 0,
+    ) -> None:
         """Keep the pool.
 
         Raises:
@@ -92,8 +102,10 @@ class SessionBatches:
             raise CorpusError("mix.sessions: there are no sessions to learn from; raise mix.sessions.num_sessions")
         longest = max(len(s.token_ids) for s in sessions)
         if longest > seq_len:
-            raise CorpusError(f"The longest session has {longest} tokens, but rows of this phase have "
-                              f"seq_len={seq_len}; raise seq_len to at least {longest}")
+            raise CorpusError(
+                f"The longest session has {longest} tokens, but rows of this phase have "
+                f"seq_len={seq_len}; raise seq_len to at least {longest}"
+            )
         self._pool, self._batch_size, self._seed = list(sessions), min(batch_size, len(sessions)), seed
         self._multiple, self._pad_id = multiple, pad_id
         self._epoch = self._index = 0
@@ -133,8 +145,10 @@ class SessionBatches:
             CorpusError: the pool has another size than when the state was taken.
         """
         if state["pool"] != len(self._pool):
-            raise CorpusError(f"The checkpoint was made with {state['pool']} sessions, now there are "
-                              f"{len(self._pool)}; give back mix.sessions or start a new run")
+            raise CorpusError(
+                f"The checkpoint was made with {state['pool']} sessions, now there are "
+                f"{len(self._pool)}; give back mix.sessions or start a new run"
+            )
         self._epoch, self._index = state["epoch"], state["index"]
 
 
@@ -162,8 +176,9 @@ def codebase_rows(codebase: Codebase, encoder: Encoder, seq_len: int, tokens: in
         if len(rows) >= wanted:
             break
     if not rows:
-        raise CorpusError(f"mix.codebase: its held-out documents do not fill one row of {seq_len} tokens; raise "
-                          "mix.codebase_share")
+        raise CorpusError(
+            f"mix.codebase: its held-out documents do not fill one row of {seq_len} tokens; raise mix.codebase_share"
+        )
     return rows[:wanted]
 
 

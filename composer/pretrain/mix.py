@@ -36,8 +36,9 @@ class Codebase:
         documents = open_source("mix.codebase", mix.codebase, piece_bytes(seq_len))
         self.documents = [d for d in documents if held_out(d.name, mix.codebase_share)]
         if not self.documents:
-            raise CorpusError(f"mix.codebase_share={mix.codebase_share}: none of {len(documents)} documents is held "
-                              "out; raise it")
+            raise CorpusError(
+                f"mix.codebase_share={mix.codebase_share}: none of {len(documents)} documents is held out; raise it"
+            )
         self.origins = frozenset(d.origin for d in self.documents)
 
     def pieces(self) -> Iterator[Piece]:
@@ -81,11 +82,16 @@ class Mix:
         self._sources, self._seed = sources, seed
         self._places: dict[str, list[tuple[Document, int]]] = {}
         for name, source in sources.items():
-            documents = [d for d in open_source(f"{key}.{name}", source, piece_bytes(seq_len))
-                         if d.origin not in codebase.origins]
+            documents = [
+                d
+                for d in open_source(f"{key}.{name}", source, piece_bytes(seq_len))
+                if d.origin not in codebase.origins
+            ]
             if not documents:
-                raise CorpusError(f"{key}.{name}: all of its documents are held out as the codebase; lower "
-                                  "mix.codebase_share or give another source")
+                raise CorpusError(
+                    f"{key}.{name}: all of its documents are held out as the codebase; lower "
+                    "mix.codebase_share or give another source"
+                )
             self._places[name] = [(d, n) for d in documents for n in range(d.num_pieces)]
         self._cursors = {name: _Cursor() for name in sources}
         self._orders: dict[str, tuple[int, list[int]]] = {}
@@ -99,7 +105,7 @@ class Mix:
         for _ in range(len(places) + 1):  # some modules have no docstrings: go on, at most once around
             whole = self._read(name, self._order(name)[cursor.index])
             end = whole.text.find("\n", cursor.offset + self._longest) + 1
-            piece = Piece(whole.text[cursor.offset:end or None], whole.ends_document and not end)
+            piece = Piece(whole.text[cursor.offset : end or None], whole.ends_document and not end)
             cursor.offset = end
             if not end:
                 cursor.index += 1
@@ -139,9 +145,12 @@ class Mix:
             CorpusError: the sources are not those of the state.
         """
         if state.keys() != self._cursors.keys() or any(
-                index >= len(self._places[name]) for name, (_, index, *_) in state.items()):
-            raise CorpusError(f"The checkpoint was made with the sources {sorted(state)} and the files of that time; "
-                              "give back the same sources or start a new run")
+            index >= len(self._places[name]) for name, (_, index, *_) in state.items()
+        ):
+            raise CorpusError(
+                f"The checkpoint was made with the sources {sorted(state)} and the files of that time; "
+                "give back the same sources or start a new run"
+            )
         self._cursors = {name: _Cursor(*numbers) for name, numbers in state.items()}
 
     def _order(self, name: str) -> list[int]:

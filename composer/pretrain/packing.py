@@ -62,8 +62,8 @@ class DocumentPacker:
         return rows
 
     def _take(self, values: list[int]) -> list[int]:
-        taken = values[:self._length]
-        del values[:self._length]
+        taken = values[: self._length]
+        del values[: self._length]
         return taken
 
     def state_dict(self) -> dict[str, Any]:
@@ -118,8 +118,7 @@ def _session_row(sessions: Sequence[Session], length: int, pad_id: int) -> Row:
         positions += range(len(ids))
     padding = length - len(tokens)
     last = positions[-1] + 1
-    return Row(tokens + [pad_id] * padding, labels + [NO_LOSS] * padding,
-               positions + list(range(last, last + padding)))
+    return Row(tokens + [pad_id] * padding, labels + [NO_LOSS] * padding, positions + list(range(last, last + padding)))
 
 
 def empty_row(length: int, pad_id: int = 0) -> Row:

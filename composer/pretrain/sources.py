@@ -92,8 +92,7 @@ def _existing(key: str, path: str | None, what: str) -> Path:
 @functools.cache
 def _stdlib_modules() -> list[tuple[str, Path]]:
     root = Path(sysconfig.get_paths()["stdlib"])
-    found = [p for p in root.rglob("*.py")
-             if not _NOT_STDLIB & set(p.relative_to(root).parts) and p.stat().st_size]
+    found = [p for p in root.rglob("*.py") if not _NOT_STDLIB & set(p.relative_to(root).parts) and p.stat().st_size]
     return sorted((p.relative_to(root).as_posix(), p.resolve()) for p in found)
 
 
@@ -170,8 +169,13 @@ def _json_lines(key: str, path: Path, text_field: str) -> list[Document]:
         try:
             return Piece(str(json.loads(line)[text_field]), True)
         except (ValueError, KeyError, TypeError) as error:
-            raise CorpusError(f"{key}.path={str(path)!r}: line {number + 1} is not a JSON object with the key "
-                              f"{text_field!r}; correct the line or {key}.text_field") from error
+            raise CorpusError(
+                f"{key}.path={str(path)!r}: line {number + 1} is not a JSON object with the key "
+                f"{text_field!r}; correct the line or {key}.text_field"
+            ) from error
 
-    return [Document(str(n), f"{path}:{n}", 1, functools.partial(read, number=n))
-            for n in range(len(offsets) - 1) if offsets[n + 1] - offsets[n] > 1]
+    return [
+        Document(str(n), f"{path}:{n}", 1, functools.partial(read, number=n))
+        for n in range(len(offsets) - 1)
+        if offsets[n + 1] - offsets[n] > 1
+    ]

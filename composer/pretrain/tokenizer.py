@@ -36,24 +36,40 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int, folder: Path) -> None
     if vocab_size < fixed:
         raise TokenizerError(f"model.vocab_size={vocab_size}: a byte-level tokenizer needs at least {fixed}")
     tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([
-        pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)])
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    )
     tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(vocab_size=vocab_size, special_tokens=[*SPECIAL_TOKENS, *MARKERS],
-                                  initial_alphabet=alphabet, show_progress=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[*SPECIAL_TOKENS, *MARKERS],
+        initial_alphabet=alphabet,
+        show_progress=False,
+    )
     tokenizer.train_from_iterator(texts, trainer)
     if tokenizer.get_vocab_size() < vocab_size:
-        raise TokenizerError(f"model.vocab_size={vocab_size}: the mix is too small, only "
-                             f"{tokenizer.get_vocab_size()} tokens could be learned; lower it or add sources")
+        raise TokenizerError(
+            f"model.vocab_size={vocab_size}: the mix is too small, only "
+            f"{tokenizer.get_vocab_size()} tokens could be learned; lower it or add sources"
+        )
     content = json.loads(tokenizer.to_str())
     for token in content["added_tokens"]:
         token["special"] = token["content"] in SPECIAL_TOKENS
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "tokenizer.json").write_text(json.dumps(content, ensure_ascii=False))
-    (folder / "tokenizer_config.json").write_text(json.dumps({
-        "tokenizer_class": "PreTrainedTokenizerFast", "eos_token": TURN_END, "pad_token": END_OF_TEXT,
-        "additional_special_tokens": [TURN_START], "clean_up_tokenization_spaces": False,
-        "model_max_length": 2**30}, indent=1))
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps(
+            {
+                "tokenizer_class": "PreTrainedTokenizerFast",
+                "eos_token": TURN_END,
+                "pad_token": END_OF_TEXT,
+                "additional_special_tokens": [TURN_START],
+                "clean_up_tokenization_spaces": False,
+                "model_max_length": 2**30,
+            },
+            indent=1,
+        )
+    )
 
 
 class Encoder:
@@ -69,13 +85,16 @@ class Encoder:
             self._tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
             config = json.loads((folder / "tokenizer_config.json").read_text())
         except Exception as error:  # the tokenizers library raises plain Exception
-            raise TokenizerError(f"model.tokenizer={str(folder)!r}: cannot be read ({error}); give a Hugging Face "
-                                 "tokenizer folder, or null to train one on the mix") from error
+            raise TokenizerError(
+                f"model.tokenizer={str(folder)!r}: cannot be read ({error}); give a Hugging Face "
+                "tokenizer folder, or null to train one on the mix"
+            ) from error
         self._tokenizer.encode_special_tokens = True
         end, pad = (self._id(config.get(key)) for key in ("eos_token", "pad_token"))
         if end is None:
-            raise TokenizerError(f"model.tokenizer={str(folder)!r}: its tokenizer_config.json names no eos_token; add "
-                                 "it")
+            raise TokenizerError(
+                f"model.tokenizer={str(folder)!r}: its tokenizer_config.json names no eos_token; add it"
+            )
         self.pad_id = end if pad is None else pad
         """What fills rows up."""
         document_end = self._tokenizer.token_to_id(END_OF_TEXT)
@@ -109,16 +128,22 @@ def load_tokenizer(folder: str | Path, vocab_size: int | None = None) -> PreTrai
     from transformers import AutoTokenizer
 
     if not Path(folder).is_dir():
-        raise TokenizerError(f"model.tokenizer={str(folder)!r}: there is no such folder; give a Hugging Face tokenizer "
-                             "folder, or null to train one on the mix")
+        raise TokenizerError(
+            f"model.tokenizer={str(folder)!r}: there is no such folder; give a Hugging Face tokenizer "
+            "folder, or null to train one on the mix"
+        )
     try:
         tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
     except Exception as error:
-        raise TokenizerError(f"model.tokenizer={str(folder)!r}: cannot be read ({str(error).splitlines()[0]}); give a "
-                             "Hugging Face tokenizer folder, or null to train one on the mix") from error
+        raise TokenizerError(
+            f"model.tokenizer={str(folder)!r}: cannot be read ({str(error).splitlines()[0]}); give a "
+            "Hugging Face tokenizer folder, or null to train one on the mix"
+        ) from error
     if not tokenizer.is_fast or tokenizer.eos_token_id is None:
         raise TokenizerError(f"model.tokenizer={str(folder)!r}: needs a tokenizer.json and an eos_token")
     if vocab_size is not None and len(tokenizer) > vocab_size:
-        raise TokenizerError(f"model.vocab_size={vocab_size}: the tokenizer in {folder} has {len(tokenizer)} tokens; "
-                             f"raise it to at least {len(tokenizer)}")
+        raise TokenizerError(
+            f"model.vocab_size={vocab_size}: the tokenizer in {folder} has {len(tokenizer)} tokens; "
+            f"raise it to at least {len(tokenizer)}"
+        )
     return tokenizer

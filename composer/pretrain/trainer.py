@@ -68,11 +68,15 @@ def train_phase(phase: Phase) -> Iterator[tuple[int, dict[str, float]]]:
     config = phase.mix.phases[phase.name]
     encoder = Encoder(phase.tokenizer)
     if encoder.size > phase.model.vocab_size:
-        raise TokenizerError(f"model.vocab_size={phase.model.vocab_size}: the tokenizer in {phase.tokenizer} has "
-                             f"{encoder.size} tokens; raise it to at least {encoder.size}")
+        raise TokenizerError(
+            f"model.vocab_size={phase.model.vocab_size}: the tokenizer in {phase.tokenizer} has "
+            f"{encoder.size} tokens; raise it to at least {encoder.size}"
+        )
     if config.seq_len > phase.model.max_context:
-        raise CorpusError(f"mix.phases.{phase.name}.seq_len={config.seq_len}: the model has only "
-                          f"{phase.model.max_context} positions; lower it or raise model.max_context")
+        raise CorpusError(
+            f"mix.phases.{phase.name}.seq_len={config.seq_len}: the model has only "
+            f"{phase.model.max_context} positions; lower it or raise model.max_context"
+        )
     if phase.model.checkpoint is not None:
         check_checkpoint(Path(phase.model.checkpoint), phase.model)
     codebase = Codebase(phase.mix, config.seq_len)
@@ -118,11 +122,19 @@ def _batches(phase: Phase, encoder: Encoder, codebase: Codebase) -> Batches:
     if config.kind is PhaseKind.sft:
         if phase.parallel.pipeline_parallel > 1:
             multiple = config.seq_len  # a pipeline learns its shapes once
-        return SessionBatches(phase.sessions, config.seq_len, config.batch_size, config.tokens, phase.seed,
-                              multiple=multiple, pad_id=encoder.pad_id)
+        return SessionBatches(
+            phase.sessions,
+            config.seq_len,
+            config.batch_size,
+            config.tokens,
+            phase.seed,
+            multiple=multiple,
+            pad_id=encoder.pad_id,
+        )
     if config.seq_len % multiple:
-        raise CorpusError(f"mix.phases.{phase.name}.seq_len={config.seq_len}: must be a multiple of {multiple} on this "
-                          "mesh")
+        raise CorpusError(
+            f"mix.phases.{phase.name}.seq_len={config.seq_len}: must be a multiple of {multiple} on this mesh"
+        )
     mix = Mix(f"mix.phases.{phase.name}.sources", config.sources, codebase, config.seq_len, phase.seed)
     return PretrainBatches(mix, encoder, config.seq_len, config.batch_size, config.tokens)
 
@@ -138,12 +150,18 @@ def _build(phase: Phase, num_steps: int) -> TitanTrainer:
     config, parallel = phase.mix.phases[phase.name], phase.parallel
     rows = config.batch_size // (parallel.data_parallel_replicate * parallel.data_parallel_shard)
     settings = TrainSettings(
-        folder=phase.folder, num_steps=num_steps, learning_rate=config.learning_rate,
-        warmup_steps=config.warmup_steps, schedule=config.schedule,
-        min_learning_rate_ratio=config.min_learning_rate_ratio, weight_decay=config.weight_decay,
-        max_grad_norm=config.max_grad_norm, seed=phase.seed,
+        folder=phase.folder,
+        num_steps=num_steps,
+        learning_rate=config.learning_rate,
+        warmup_steps=config.warmup_steps,
+        schedule=config.schedule,
+        min_learning_rate_ratio=config.min_learning_rate_ratio,
+        weight_decay=config.weight_decay,
+        max_grad_norm=config.max_grad_norm,
+        seed=phase.seed,
         # sessions share rows, so their number of rows changes from step to step
-        pipeline_microbatches=max(parallel.pipeline_parallel, rows if config.kind is PhaseKind.pretrain else 1))
+        pipeline_microbatches=max(parallel.pipeline_parallel, rows if config.kind is PhaseKind.pretrain else 1),
+    )
     return trainer_config(phase.model, parallel, settings).build()
 
 
@@ -152,11 +170,12 @@ def _microbatches(trainer: TitanTrainer, rows: list[Row]) -> list[Microbatch]:
     group = trainer.num_pipeline_parallel_microbatches
     mine = rows_of_rank(rows, *trainer.data_parallel, multiple=group)
     at_once = 1 if trainer.parallel_dims.pp_enabled else max(1, _TOKENS_AT_ONCE // len(rows[0].tokens))
-    return [_microbatch(mine[i:i + at_once]) for i in range(0, len(mine), at_once)]
+    return [_microbatch(mine[i : i + at_once]) for i in range(0, len(mine), at_once)]
 
 
 def _microbatch(rows: Sequence[Row]) -> Microbatch:
-    return Microbatch(tokens=torch.tensor([row.tokens for row in rows]),
-                      labels=torch.tensor([row.labels for row in rows]),
-                      positions=torch.tensor([row.positions for row in rows]))
-
+    return Microbatch(
+        tokens=torch.tensor([row.tokens for row in rows]),
+        labels=torch.tensor([row.labels for row in rows]),
+        positions=torch.tensor([row.positions for row in rows]),
+    )

@@ -42,8 +42,9 @@ def run_ranks(world: int, function: Callable[[], Any], folder: Path, timeout_s: 
 
 
 def _rank_main(rank: int, world: int, port: int, function: Callable[[], Any], folder: Path) -> None:
-    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world), MASTER_ADDR="127.0.0.1",
-                      MASTER_PORT=str(port))
+    os.environ.update(
+        RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port)
+    )
     try:
         result = pickle.dumps(function())
         (folder / f"rank{rank}.pickle").write_bytes(result)

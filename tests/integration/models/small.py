@@ -9,15 +9,47 @@ from composer.models.trainer import Microbatch, TitanTrainer, TrainSettings, tra
 from composer.schema import Family, ModelConfig, ParallelConfig, Schedule, ScoreFunction
 
 QWEN = ModelConfig(
-    name="tiny-qwen3", family=Family.qwen3_moe, vocab_size=512, hidden_size=64, num_layers=2, num_heads=4,
-    num_kv_heads=2, head_dim=16, num_experts=8, experts_per_token=2, expert_ffn_size=32, max_context=128,
-    tie_embeddings=True, init_std=0.08)
+    name="tiny-qwen3",
+    family=Family.qwen3_moe,
+    vocab_size=512,
+    hidden_size=64,
+    num_layers=2,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=16,
+    num_experts=8,
+    experts_per_token=2,
+    expert_ffn_size=32,
+    max_context=128,
+    tie_embeddings=True,
+    init_std=0.08,
+)
 DEEPSEEK = ModelConfig(
-    name="tiny-deepseek", family=Family.deepseek_v3, vocab_size=512, hidden_size=64, num_layers=3, num_dense_layers=1,
-    num_heads=4, num_kv_heads=4, head_dim=48, dense_ffn_size=96, num_experts=8, experts_per_token=2,
-    num_shared_experts=1, expert_ffn_size=32, router_score=ScoreFunction.sigmoid, router_scale=2.5,
-    router_bias_rate=0.001, q_lora_rank=32, kv_lora_rank=32, qk_nope_head_dim=32, qk_rope_head_dim=16, v_head_dim=32,
-    max_context=128, init_std=0.08)
+    name="tiny-deepseek",
+    family=Family.deepseek_v3,
+    vocab_size=512,
+    hidden_size=64,
+    num_layers=3,
+    num_dense_layers=1,
+    num_heads=4,
+    num_kv_heads=4,
+    head_dim=48,
+    dense_ffn_size=96,
+    num_experts=8,
+    experts_per_token=2,
+    num_shared_experts=1,
+    expert_ffn_size=32,
+    router_score=ScoreFunction.sigmoid,
+    router_scale=2.5,
+    router_bias_rate=0.001,
+    q_lora_rank=32,
+    kv_lora_rank=32,
+    qk_nope_head_dim=32,
+    qk_rope_head_dim=16,
+    v_head_dim=32,
+    max_context=128,
+    init_std=0.08,
+)
 
 
 def batch(seed: int, rows: int = 4, length: int = 32, vocab: int = 512) -> Microbatch:

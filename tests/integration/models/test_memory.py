@@ -11,10 +11,16 @@ from composer.schema import ModelConfig, ParallelConfig
 from tests.integration.models.small import DEEPSEEK, QWEN, batch, build
 
 
-@pytest.mark.parametrize("model", [
-    QWEN, dataclasses.replace(QWEN, hidden_size=128, head_dim=32, num_layers=3, num_experts=16, expert_ffn_size=128),
-    DEEPSEEK, dataclasses.replace(DEEPSEEK, hidden_size=128, num_layers=4, expert_ffn_size=128, dense_ffn_size=256)],
-    ids=["qwen3", "wider-qwen3", "deepseek", "wider-deepseek"])
+@pytest.mark.parametrize(
+    "model",
+    [
+        QWEN,
+        dataclasses.replace(QWEN, hidden_size=128, head_dim=32, num_layers=3, num_experts=16, expert_ffn_size=128),
+        DEEPSEEK,
+        dataclasses.replace(DEEPSEEK, hidden_size=128, num_layers=4, expert_ffn_size=128, dense_ffn_size=256),
+    ],
+    ids=["qwen3", "wider-qwen3", "deepseek", "wider-deepseek"],
+)
 def test_estimates(model: ModelConfig, tmp_path: Path) -> None:
     trainer = build(model, tmp_path)
     module, data = trainer.model_parts[0], batch(0, rows=8, length=128)

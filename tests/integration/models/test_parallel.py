@@ -42,8 +42,10 @@ def train(model: ModelConfig, folder: Path, parallel: ParallelConfig) -> dict[st
             microbatches = [rows(mine, i, 8) for i in range(8)]
         else:  # two micro-batches of unequal size: the mean is over tokens, however they are cut
             quarter = max(1, len(mine.tokens) // 4)
-            microbatches = [Microbatch(*(x[cut] for x in (mine.tokens, mine.labels, mine.positions)))
-                            for cut in (slice(quarter), slice(quarter, None))]
+            microbatches = [
+                Microbatch(*(x[cut] for x in (mine.tokens, mine.labels, mine.positions)))
+                for cut in (slice(quarter), slice(quarter, None))
+            ]
         metrics = trainer.update(microbatches)
         losses.append(metrics["loss"])
         norms.append(metrics["grad_norm"])
@@ -59,15 +61,18 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, A
     found = {}
     for model in (QWEN, UNTIED, DEEPSEEK):
         folder = tmp_path_factory.mktemp(model.name)
-        found[model.name] = {**run_ranks(1, lambda m=model, f=folder: train(m, f, ParallelConfig()), folder)[0],
-                             "folder": folder / "hf"}
+        found[model.name] = {
+            **run_ranks(1, lambda m=model, f=folder: train(m, f, ParallelConfig()), folder)[0],
+            "folder": folder / "hf",
+        }
     return found
 
 
 @pytest.mark.parametrize("mesh", MESHES)
 @pytest.mark.parametrize("model", [QWEN, DEEPSEEK], ids=lambda m: m.name)
-def test_a_mesh_trains_like_one_process(model: ModelConfig, mesh: str, reference: dict[str, Any],
-                                        tmp_path: Path) -> None:
+def test_a_mesh_trains_like_one_process(
+    model: ModelConfig, mesh: str, reference: dict[str, Any], tmp_path: Path
+) -> None:
     if mesh == "pipeline2" and model.tie_embeddings:
         model = UNTIED  # first and last stage cannot share a matrix
     expected = reference[model.name]
@@ -77,8 +82,9 @@ def test_a_mesh_trains_like_one_process(model: ModelConfig, mesh: str, reference
         assert result["grad_norm"] == pytest.approx(expected["grad_norm"], rel=1e-3)
         assert result["load"] == pytest.approx(expected["load"], rel=0.02)  # a few routers flip in the last bit
         if result["score"] is not None:
-            torch.testing.assert_close(torch.tensor(result["score"]), torch.tensor(expected["score"]), atol=5e-4,
-                                       rtol=0)
+            torch.testing.assert_close(
+                torch.tensor(result["score"]), torch.tensor(expected["score"]), atol=5e-4, rtol=0
+            )
     assert same_weights(tmp_path / "hf", expected["folder"])
 
 
@@ -132,12 +138,16 @@ def test_experts_without_tokens_do_not_hang(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("parallel", [
-    ParallelConfig(data_parallel_shard=2, context_parallel=2, expert_parallel=4),
-    ParallelConfig(data_parallel_replicate=2, data_parallel_shard=2, expert_parallel=2),
-    ParallelConfig(context_parallel=2, tensor_parallel=2),
-    ParallelConfig(context_parallel=2, pipeline_parallel=2),
-], ids=["shard2-context2-expert4", "replicate2-shard2-expert2", "context2-tensor2", "context2-pipeline2"])
+@pytest.mark.parametrize(
+    "parallel",
+    [
+        ParallelConfig(data_parallel_shard=2, context_parallel=2, expert_parallel=4),
+        ParallelConfig(data_parallel_replicate=2, data_parallel_shard=2, expert_parallel=2),
+        ParallelConfig(context_parallel=2, tensor_parallel=2),
+        ParallelConfig(context_parallel=2, pipeline_parallel=2),
+    ],
+    ids=["shard2-context2-expert4", "replicate2-shard2-expert2", "context2-tensor2", "context2-pipeline2"],
+)
 def test_four_ranks(parallel: ParallelConfig, reference: dict[str, Any], tmp_path: Path) -> None:
     expected = reference[DEEPSEEK.name]
     results = run_ranks(4, lambda: train(DEEPSEEK, tmp_path, parallel), tmp_path, timeout_s=240)

@@ -29,7 +29,8 @@ def test_log_probs_equal_transformers(model: ModelConfig, tmp_path: Path) -> Non
     ours = trainer.score(data)
     trainer.close()
     theirs, report = AutoModelForCausalLM.from_pretrained(
-        tmp_path / "hf", dtype=torch.float32, attn_implementation="eager", output_loading_info=True)
+        tmp_path / "hf", dtype=torch.float32, attn_implementation="eager", output_loading_info=True
+    )
     assert not report["missing_keys"] and not report["unexpected_keys"]
     with torch.no_grad():
         logits = theirs.eval()(input_ids=data.tokens).logits

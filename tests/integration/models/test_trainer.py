@@ -52,7 +52,8 @@ def test_interrupted_twice_equals_uninterrupted(model: ModelConfig, tmp_path: Pa
         trainer.close()
     for step, expected in enumerate(whole):
         assert {k: resumed[step][k] for k in ("loss", "grad_norm", "learning_rate", "worst_expert_load")} == {
-            k: expected[k] for k in ("loss", "grad_norm", "learning_rate", "worst_expert_load")}
+            k: expected[k] for k in ("loss", "grad_norm", "learning_rate", "worst_expert_load")
+        }
     assert all(torch.equal(weights[name], again[name]) for name in weights)
 
 
@@ -83,8 +84,9 @@ def test_an_unreadable_checkpoint_names_its_folder(tmp_path: Path) -> None:
 def test_packed_documents_do_not_see_each_other(model: ModelConfig, tmp_path: Path) -> None:
     trainer = build(model, tmp_path)
     first, second = batch(1, rows=1, length=20), batch(2, rows=1, length=12)
-    packed = Microbatch(*(torch.cat([getattr(first, k), getattr(second, k)], dim=1)
-                          for k in ("tokens", "labels", "positions")))
+    packed = Microbatch(
+        *(torch.cat([getattr(first, k), getattr(second, k)], dim=1) for k in ("tokens", "labels", "positions"))
+    )
     apart = torch.cat([trainer.score(first), trainer.score(second)], dim=1)
     torch.testing.assert_close(trainer.score(packed), apart, atol=1e-5, rtol=0)
     mixed = Microbatch(packed.tokens, packed.labels, torch.arange(32)[None])  # the control: one document
@@ -94,8 +96,10 @@ def test_packed_documents_do_not_see_each_other(model: ModelConfig, tmp_path: Pa
 
 def test_padding_and_prompts_do_not_count(tmp_path: Path) -> None:
     data = batch(3, rows=2, length=16)
-    padded = Microbatch(*(torch.nn.functional.pad(x, (0, 8), value=v) for x, v in
-                          ((data.tokens, 0), (data.labels, NO_LOSS))), torch.arange(24).expand(2, 24).contiguous())
+    padded = Microbatch(
+        *(torch.nn.functional.pad(x, (0, 8), value=v) for x, v in ((data.tokens, 0), (data.labels, NO_LOSS))),
+        torch.arange(24).expand(2, 24).contiguous(),
+    )
     trainer = build(QWEN, tmp_path)
     scores = trainer.score(padded)
     torch.testing.assert_close(scores[:, :16], trainer.score(data), atol=1e-5, rtol=0)
@@ -115,8 +119,15 @@ class WeightedLoss(BaseLoss):
     def __init__(self, config: Config, *, compile_config: Any = None) -> None:
         """Nothing to keep."""
 
-    def __call__(self, logits: torch.Tensor, labels: torch.Tensor, global_valid_tokens: torch.Tensor | None = None, *,
-                 weights: torch.Tensor, **kwargs: Any) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    def __call__(
+        self,
+        logits: torch.Tensor,
+        labels: torch.Tensor,
+        global_valid_tokens: torch.Tensor | None = None,
+        *,
+        weights: torch.Tensor,
+        **kwargs: Any,
+    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         log_probs = compute_logprobs(logits, labels)
         loss = -(weights * log_probs).sum() / global_valid_tokens
         return loss, {"weight/mean": weights.sum() / global_valid_tokens, "weight/max": weights.max()}
@@ -150,12 +161,15 @@ def test_microbatches_are_one_batch(tmp_path: Path) -> None:
     assert norms == pytest.approx([norms[0]] * 3, rel=1e-4)
 
 
-@pytest.mark.parametrize(("schedule", "expected"), [
-    (Schedule.constant, [0.5, 1.0, 1.0, 1.0, 1.0, 1.0]),
-    # 2 steps of warm-up, then from 1 to 0.1 over 4 steps
-    (Schedule.linear, [0.5, 1.0, 1.0, 1 - 0.9 / 4, 1 - 0.9 / 2, 1 - 0.9 * 3 / 4]),
-    (Schedule.cosine, [0.5, 1.0, 1.0, *(0.1 + 0.45 * (1 + math.cos(math.pi * i / 4)) for i in (1, 2, 3))]),
-])
+@pytest.mark.parametrize(
+    ("schedule", "expected"),
+    [
+        (Schedule.constant, [0.5, 1.0, 1.0, 1.0, 1.0, 1.0]),
+        # 2 steps of warm-up, then from 1 to 0.1 over 4 steps
+        (Schedule.linear, [0.5, 1.0, 1.0, 1 - 0.9 / 4, 1 - 0.9 / 2, 1 - 0.9 * 3 / 4]),
+        (Schedule.cosine, [0.5, 1.0, 1.0, *(0.1 + 0.45 * (1 + math.cos(math.pi * i / 4)) for i in (1, 2, 3))]),
+    ],
+)
 def test_learning_rate(schedule: Schedule, expected: list[float], tmp_path: Path) -> None:
     trainer = build(QWEN, tmp_path, num_steps=6, learning_rate=1e-3, schedule=schedule)
     rates = [trainer.update([batch(step)])["learning_rate"] for step in range(6)]

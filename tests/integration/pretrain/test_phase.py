@@ -20,15 +20,36 @@ from tests.integration.models.small import QWEN
 
 MODEL = dataclasses.replace(QWEN, hidden_size=32, num_experts=4, head_dim=16, num_heads=2, vocab_size=512)
 MIX = MixConfig(
-    name="small", codebase_share=0.2, codebase_tokens=1024,
+    name="small",
+    codebase_share=0.2,
+    codebase_tokens=1024,
     phases={
         "base": PhaseConfig(
-            kind=PhaseKind.pretrain, tokens=64 * 4 * 10, seq_len=64, batch_size=4, learning_rate=5e-3, warmup_steps=2,
-            evaluate_every=5, checkpoint_every=3,
-            sources={"code": SourceConfig(kind=SourceKind.stdlib_code, weight=0.8),
-                     "prose": SourceConfig(kind=SourceKind.stdlib_prose, weight=0.2)}),
-        "tune": PhaseConfig(kind=PhaseKind.sft, tokens=64 * 4 * 60, seq_len=64, batch_size=4, learning_rate=1e-2,
-                            warmup_steps=2, evaluate_every=20, checkpoint_every=20)})
+            kind=PhaseKind.pretrain,
+            tokens=64 * 4 * 10,
+            seq_len=64,
+            batch_size=4,
+            learning_rate=5e-3,
+            warmup_steps=2,
+            evaluate_every=5,
+            checkpoint_every=3,
+            sources={
+                "code": SourceConfig(kind=SourceKind.stdlib_code, weight=0.8),
+                "prose": SourceConfig(kind=SourceKind.stdlib_prose, weight=0.2),
+            },
+        ),
+        "tune": PhaseConfig(
+            kind=PhaseKind.sft,
+            tokens=64 * 4 * 60,
+            seq_len=64,
+            batch_size=4,
+            learning_rate=1e-2,
+            warmup_steps=2,
+            evaluate_every=20,
+            checkpoint_every=20,
+        ),
+    },
+)
 SAME = ("loss/train", "train/grad_norm", "train/learning_rate", "loss/codebase")
 
 
@@ -41,13 +62,24 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def one_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    for key, value in {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1",
-                       "MASTER_PORT": "0"}.items():
+    for key, value in {
+        "RANK": "0",
+        "LOCAL_RANK": "0",
+        "WORLD_SIZE": "1",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "0",
+    }.items():
         monkeypatch.setenv(key, value)
 
 
-def phase(name: str, folder: Path, tokenizer: Path, model: ModelConfig = MODEL, parallel: ParallelConfig | None = None,
-          mix: MixConfig = MIX) -> Phase:
+def phase(
+    name: str,
+    folder: Path,
+    tokenizer: Path,
+    model: ModelConfig = MODEL,
+    parallel: ParallelConfig | None = None,
+    mix: MixConfig = MIX,
+) -> Phase:
     return Phase(name, mix, model, parallel or ParallelConfig(), tokenizer, folder, seed=1, sessions=sessions())
 
 
@@ -140,13 +172,19 @@ def test_fine_tuning_learns_the_assistants_tokens(tokenizer: Path, tmp_path: Pat
     assert seen.rows[60]["loss/train"] < 1.5  # ln 10 / 2 = 1.15 without copying: one of ten tokens, then the end
 
 
-@pytest.mark.parametrize("parallel", [
-    ParallelConfig(data_parallel_shard=2), ParallelConfig(tensor_parallel=2), ParallelConfig(context_parallel=2),
-    ParallelConfig(pipeline_parallel=2)], ids=["shard2", "tensor2", "context2", "pipeline2"])
+@pytest.mark.parametrize(
+    "parallel",
+    [
+        ParallelConfig(data_parallel_shard=2),
+        ParallelConfig(tensor_parallel=2),
+        ParallelConfig(context_parallel=2),
+        ParallelConfig(pipeline_parallel=2),
+    ],
+    ids=["shard2", "tensor2", "context2", "pipeline2"],
+)
 @pytest.mark.parametrize("name", ["base", "tune"])
 def test_two_ranks_train_like_one(name: str, parallel: ParallelConfig, tokenizer: Path, tmp_path: Path) -> None:
-    mix = dataclasses.replace(MIX, phases={n: dataclasses.replace(p, tokens=64 * 4 * 4)
-                                           for n, p in MIX.phases.items()})
+    mix = dataclasses.replace(MIX, phases={n: dataclasses.replace(p, tokens=64 * 4 * 4) for n, p in MIX.phases.items()})
     model = dataclasses.replace(MODEL, tie_embeddings=False)  # stages of a pipeline cannot share a matrix
 
     def run(folder: Path, mesh: ParallelConfig) -> dict[int, dict[str, float]]:
@@ -166,8 +204,16 @@ def test_two_ranks_train_like_one(name: str, parallel: ParallelConfig, tokenizer
 
 
 def test_broken_losses_leave_the_checkpoint(tokenizer: Path, tmp_path: Path) -> None:
-    phases = {"base": dataclasses.replace(MIX.phases["base"], learning_rate=1e30, max_grad_norm=1e30, warmup_steps=6,
-                                          checkpoint_every=1, weight_decay=0.0)}
+    phases = {
+        "base": dataclasses.replace(
+            MIX.phases["base"],
+            learning_rate=1e30,
+            max_grad_norm=1e30,
+            warmup_steps=6,
+            checkpoint_every=1,
+            weight_decay=0.0,
+        )
+    }
     with pytest.raises(TrainingError, match=r"Step \d+: the (loss|gradient) is not finite\. Lower learning_rate"):
         run_phase(phase("base", tmp_path, tokenizer, mix=dataclasses.replace(MIX, phases=phases)))
     assert list((tmp_path / "checkpoints").glob("step-*/.metadata"))

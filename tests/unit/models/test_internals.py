@@ -5,8 +5,13 @@ from pathlib import Path
 
 import composer
 
-PUBLIC = ("torchtitan.trainer", "torchtitan.config", "torchtitan.components", "torchtitan.protocols",
-          "torchtitan.distributed")
+PUBLIC = (
+    "torchtitan.trainer",
+    "torchtitan.config",
+    "torchtitan.components",
+    "torchtitan.protocols",
+    "torchtitan.distributed",
+)
 ROOT = Path(composer.__file__).parent
 
 
@@ -32,6 +37,12 @@ def test_only_titan_imports_torchtitans_internals() -> None:
 
 
 def test_pure_parts_are_free_of_torch() -> None:
-    for name in ("models/sizes.py", "models/base.py", "pretrain/packing.py", "pretrain/mix.py", "pretrain/sources.py",
-                 "pretrain/batches.py"):
+    for name in (
+        "models/sizes.py",
+        "models/base.py",
+        "pretrain/packing.py",
+        "pretrain/mix.py",
+        "pretrain/sources.py",
+        "pretrain/batches.py",
+    ):
         assert not {n.split(".")[0] for n in imports(ROOT / name)} & {"torch", "torchtitan", "transformers", "numpy"}

@@ -14,26 +14,68 @@ from composer.models.sizes import (
 from composer.schema import Dtype, Family, GeneratorConfig, ModelConfig, ParallelConfig, ScoreFunction
 
 KIMI_K2 = ModelConfig(
-    name="kimi-k2", family=Family.deepseek_v3, vocab_size=163840, hidden_size=7168, num_layers=61, num_dense_layers=1,
-    num_heads=64, num_kv_heads=64, head_dim=192, dense_ffn_size=18432, num_experts=384, experts_per_token=8,
-    num_shared_experts=1, expert_ffn_size=2048, router_score=ScoreFunction.sigmoid, q_lora_rank=1536, kv_lora_rank=512,
-    qk_nope_head_dim=128, qk_rope_head_dim=64, v_head_dim=128)
+    name="kimi-k2",
+    family=Family.deepseek_v3,
+    vocab_size=163840,
+    hidden_size=7168,
+    num_layers=61,
+    num_dense_layers=1,
+    num_heads=64,
+    num_kv_heads=64,
+    head_dim=192,
+    dense_ffn_size=18432,
+    num_experts=384,
+    experts_per_token=8,
+    num_shared_experts=1,
+    expert_ffn_size=2048,
+    router_score=ScoreFunction.sigmoid,
+    q_lora_rank=1536,
+    kv_lora_rank=512,
+    qk_nope_head_dim=128,
+    qk_rope_head_dim=64,
+    v_head_dim=128,
+)
 DEEPSEEK_V3 = dataclasses.replace(
-    KIMI_K2, name="deepseek-v3", vocab_size=129280, num_dense_layers=3, num_heads=128, num_kv_heads=128,
-    num_experts=256)
+    KIMI_K2, name="deepseek-v3", vocab_size=129280, num_dense_layers=3, num_heads=128, num_kv_heads=128, num_experts=256
+)
 QWEN3_30B = ModelConfig(
-    name="qwen3-30b-a3b", family=Family.qwen3_moe, vocab_size=151936, hidden_size=2048, num_layers=48, num_heads=32,
-    num_kv_heads=4, head_dim=128, num_experts=128, experts_per_token=8, expert_ffn_size=768)
+    name="qwen3-30b-a3b",
+    family=Family.qwen3_moe,
+    vocab_size=151936,
+    hidden_size=2048,
+    num_layers=48,
+    num_heads=32,
+    num_kv_heads=4,
+    head_dim=128,
+    num_experts=128,
+    experts_per_token=8,
+    expert_ffn_size=768,
+)
 TINY = ModelConfig(
-    name="tiny", family=Family.qwen3_moe, vocab_size=1024, hidden_size=128, num_layers=2, num_heads=4, num_kv_heads=4,
-    head_dim=32, num_experts=16, experts_per_token=2, expert_ffn_size=128, tie_embeddings=True)
+    name="tiny",
+    family=Family.qwen3_moe,
+    vocab_size=1024,
+    hidden_size=128,
+    num_layers=2,
+    num_heads=4,
+    num_kv_heads=4,
+    head_dim=32,
+    num_experts=16,
+    experts_per_token=2,
+    expert_ffn_size=128,
+    tie_embeddings=True,
+)
 
 
-@pytest.mark.parametrize(("model", "total", "active"), [
-    (KIMI_K2, 1.04e12, 32e9),  # Kimi K2 report
-    (DEEPSEEK_V3, 671e9, 37e9),  # DeepSeek-V3 report
-    (QWEN3_30B, 30.5e9, 3.3e9),  # Qwen3 report
-], ids=lambda x: getattr(x, "name", None))
+@pytest.mark.parametrize(
+    ("model", "total", "active"),
+    [
+        (KIMI_K2, 1.04e12, 32e9),  # Kimi K2 report
+        (DEEPSEEK_V3, 671e9, 37e9),  # DeepSeek-V3 report
+        (QWEN3_30B, 30.5e9, 3.3e9),  # Qwen3 report
+    ],
+    ids=lambda x: getattr(x, "name", None),
+)
 def test_published_sizes(model: ModelConfig, total: float, active: float) -> None:
     count = count_parameters(model)
     assert count.total == pytest.approx(total, rel=0.02)
@@ -68,8 +110,9 @@ def test_kv_cache_per_token() -> None:
 
 
 def test_states_take_16_bytes_a_parameter_over_all_shards() -> None:
-    parallel = ParallelConfig(data_parallel_shard=4, context_parallel=2, pipeline_parallel=2, expert_parallel=8,
-                              param_dtype=Dtype.bfloat16)
+    parallel = ParallelConfig(
+        data_parallel_shard=4, context_parallel=2, pipeline_parallel=2, expert_parallel=8, param_dtype=Dtype.bfloat16
+    )
     memory = trainer_memory(QWEN3_30B, parallel, microbatch_tokens=8192)
     states = memory.parameters + memory.gradients + memory.optimizer
     assert states == pytest.approx(16 * count_parameters(QWEN3_30B).total / 16, rel=1e-6)

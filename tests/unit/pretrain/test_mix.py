@@ -42,8 +42,10 @@ def test_pieces_of_a_file_join_to_the_file(folder: Path) -> None:
 def test_shares_of_tokens_follow_the_weights(folder: Path, tmp_path: Path) -> None:
     lines = tmp_path / "lines.jsonl"
     lines.write_text("".join(json.dumps({"body": "x" * 40}) + "\n" for _ in range(30)))
-    sources = {"files": files(folder, weight=3), "lines": SourceConfig(kind=SourceKind.jsonl, path=str(lines),
-                                                                       text_field="body", weight=1)}
+    sources = {
+        "files": files(folder, weight=3),
+        "lines": SourceConfig(kind=SourceKind.jsonl, path=str(lines), text_field="body", weight=1),
+    }
     mix = Mix(KEY, sources, Codebase(MixConfig(name="m"), 16), seq_len=16, seed=0)
     texts = list(sample_text(mix, 20_000))
     assert mix.tokens()["files"] / mix.tokens()["lines"] == pytest.approx(3, rel=0.02)
@@ -132,14 +134,22 @@ def test_docstrings_by_hand() -> None:
     assert docstrings("def broken(:\n") == ""
 
 
-@pytest.mark.parametrize(("source", "message"), [
-    (SourceConfig(kind=SourceKind.files, path="/nowhere/at/all"),
-     r"mix\.phases\.base\.sources\.x\.path='/nowhere/at/all': there is no such path; give a folder of text files"),
-    (SourceConfig(kind=SourceKind.jsonl), r"sources\.x\.path=None: give a file of JSON lines"),
-    (SourceConfig(kind=SourceKind.files, path="/proc/self/fd", pattern="*.nothing"),
-     r"sources\.x\.path=.*no documents match pattern='\*\.nothing'; correct path or pattern"),
-    (SourceConfig(kind=SourceKind.sessions), r"sources\.x\.kind='sessions': only phases of kind sft have sessions"),
-], ids=["missing", "not given", "empty", "sessions"])
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        (
+            SourceConfig(kind=SourceKind.files, path="/nowhere/at/all"),
+            r"mix\.phases\.base\.sources\.x\.path='/nowhere/at/all': there is no such path; give a folder of text files",
+        ),
+        (SourceConfig(kind=SourceKind.jsonl), r"sources\.x\.path=None: give a file of JSON lines"),
+        (
+            SourceConfig(kind=SourceKind.files, path="/proc/self/fd", pattern="*.nothing"),
+            r"sources\.x\.path=.*no documents match pattern='\*\.nothing'; correct path or pattern",
+        ),
+        (SourceConfig(kind=SourceKind.sessions), r"sources\.x\.kind='sessions': only phases of kind sft have sessions"),
+    ],
+    ids=["missing", "not given", "empty", "sessions"],
+)
 def test_what_is_missing_is_one_plain_sentence(source: SourceConfig, message: str) -> None:
     with pytest.raises(CorpusError, match=message):
         Mix(KEY, {"x": source}, Codebase(MixConfig(name="m"), 16), seq_len=16, seed=0)

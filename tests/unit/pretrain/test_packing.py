@@ -25,7 +25,7 @@ def test_nothing_is_lost_or_learned_across_documents() -> None:
     documents = [[1000 * d + i for i in range(r.randrange(1, 50))] for d in range(40)]
     rows = [row for document in documents for row in packer.add(document)]
     tokens = [t for row in rows for t in row.tokens]
-    assert tokens == [t for d in documents for t in d][:len(tokens)]
+    assert tokens == [t for d in documents for t in d][: len(tokens)]
     assert sum(map(len, documents)) - len(tokens) < 16
     for row in rows:
         assert len(row.tokens) == len(row.labels) == len(row.positions) == 16
@@ -34,7 +34,8 @@ def test_nothing_is_lost_or_learned_across_documents() -> None:
             assert position == 0 or row.tokens[t - 1] == token - 1
     # each document has exactly one token without a label: its last
     assert sum(label == X for row in rows for label in row.labels) == sum(t + 1 not in tokens for t in tokens[:-1]) + (
-        rows[-1].labels[-1] == X)
+        rows[-1].labels[-1] == X
+    )
 
 
 def test_state_continues_the_open_row() -> None:
@@ -48,10 +49,12 @@ def test_sessions_by_hand() -> None:
     long = Session([1, 2, 3, 4, 5], [False, False, True, True, False])
     short = Session([6, 7], [False, True])
     assert pack_sessions([short, long], 8, multiple=4, pad_id=9) == [
-        Row([1, 2, 3, 4, 5, 6, 7, 9], [X, 3, 4, X, X, 7, X, X], [0, 1, 2, 3, 4, 0, 1, 2])]
+        Row([1, 2, 3, 4, 5, 6, 7, 9], [X, 3, 4, X, X, 7, X, X], [0, 1, 2, 3, 4, 0, 1, 2])
+    ]
     assert pack_sessions([short, long], 5) == [
         Row([1, 2, 3, 4, 5], [X, 3, 4, X, X], [0, 1, 2, 3, 4]),
-        Row([6, 7, 0, 0, 0], [7, X, X, X, X], [0, 1, 2, 3, 4])]
+        Row([6, 7, 0, 0, 0], [7, X, X, X, X], [0, 1, 2, 3, 4]),
+    ]
 
 
 def test_sessions_are_never_split() -> None:

@@ -9,7 +9,8 @@ from composer.errors import TokenizerError
 from composer.pretrain.tokenizer import MARKERS, SPECIAL_TOKENS, Encoder, load_tokenizer, train_tokenizer
 
 TEXTS = [f"def scale_price_{i}(a, b):\n    return a * b + {i * 37}\n" for i in range(400)] + [
-    "<|im_start|>user\nFix it.<|im_end|>\n<tool_call>{\"name\": \"read_file\"}</tool_call>"] * 20
+    '<|im_start|>user\nFix it.<|im_end|>\n<tool_call>{"name": "read_file"}</tool_call>'
+] * 20
 
 
 @pytest.fixture(scope="module")
@@ -67,10 +68,13 @@ def test_a_tokenizer_without_an_end_is_refused(folder: Path, tmp_path: Path) -> 
             read(tmp_path)
 
 
-@pytest.mark.parametrize(("size", "texts", "message"), [
-    (200, TEXTS, "vocab_size=200: a byte-level tokenizer needs at least 263"),
-    (5000, ["short"], r"vocab_size=5000: the mix is too small, only \d+ tokens could be learned"),
-])
+@pytest.mark.parametrize(
+    ("size", "texts", "message"),
+    [
+        (200, TEXTS, "vocab_size=200: a byte-level tokenizer needs at least 263"),
+        (5000, ["short"], r"vocab_size=5000: the mix is too small, only \d+ tokens could be learned"),
+    ],
+)
 def test_impossible_sizes(size: int, texts: list[str], message: str, tmp_path: Path) -> None:
     with pytest.raises(TokenizerError, match=message):
         train_tokenizer(texts, size, tmp_path)
