@@ -155,7 +155,7 @@ class WeightSync:
         return {
             "weight_sync/load_s": max(r.seconds for r in reports),
             "weight_sync/paused_s": max(r.paused_seconds for r in reports),
-            "mismatch/max": max(r.max_difference for r in reports),
+            **{f"mismatch/{n}": max(getattr(r.mismatch, n) for r in reports) for n in ("k3", "p99", "max")},
         }
 
 

@@ -7,6 +7,8 @@ sequences are lists of ids; a text is never encoded again once ids exist.
 from __future__ import annotations
 
 import dataclasses
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -235,6 +237,33 @@ class Probe:
 
 
 @dataclass(frozen=True)
+class Mismatch:
+    """How far two engines' log-probabilities of the same tokens under the same weights are apart."""
+
+    k3: float
+    """Mean of exp(d) - 1 - d with d = trainer - generator: Schulman's estimator of KL(generator || trainer), in nats."""
+    p99: float
+    """The difference |d| that 99 % of the tokens do not exceed (nearest rank)."""
+    max: float
+    """The largest |d|."""
+
+    @classmethod
+    def of(cls, generator: Sequence[float], trainer: Sequence[float]) -> Mismatch:
+        """Compare log-probabilities token by token; all numbers are NaN if one is not finite or the lengths differ.
+
+        Example:
+            >>> Mismatch.of([-1.0, -2.0], [-1.5, -2.25]).max
+            0.5
+        """
+        differences = [t - g for g, t in zip(generator, trainer, strict=False)]
+        if len(generator) != len(trainer) or not all(map(math.isfinite, differences)) or not differences:
+            return cls(math.nan, math.nan, math.nan)
+        sizes = sorted(map(abs, differences))
+        k3 = sum(math.expm1(d) - d for d in differences) / len(differences)
+        return cls(k3, sizes[math.ceil(0.99 * len(sizes)) - 1], sizes[-1])
+
+
+@dataclass(frozen=True)
 class LoadReport:
     """What one load of new weights did."""
 
@@ -243,8 +272,8 @@ class LoadReport:
     """From the request to the verified version."""
     paused_seconds: float
     """How long no token was generated."""
-    max_difference: float
-    """Largest |generator - trainer| log-probability on the probe."""
+    mismatch: Mismatch
+    """Generator against trainer on the probe, after the load."""
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import math
 import os
+import shutil
 import tempfile
 import threading
 import time
@@ -20,10 +20,13 @@ from composer.errors import GeneratorError, WeightSyncError
 from composer.rollout import vllm_internals
 from composer.rollout.engine_args import engine_arguments, engine_environment
 from composer.schema import Accelerator, GeneratorConfig, WeightSyncConfig
-from composer.types import EngineStats, Generation, LoadReport, Probe
+from composer.types import EngineStats, Generation, LoadReport, Mismatch, Probe
 
 SHUTDOWN_S = 3.0
 """How long EngineCore may take to end by itself before it is killed."""
+
+SOCKETS_PREFIX = "composer-engine-"
+"""Of the folders in the temporary directory that hold vLLM's sockets; the owner's process id follows."""
 
 
 class Engine:
@@ -74,7 +77,8 @@ class Engine:
             GeneratorError: vLLM did not start, or not before the deadline.
         """
         arguments = engine_arguments(Path(model_dir), config, accelerator, seed)
-        sockets = tempfile.TemporaryDirectory(prefix="composer-engine-", ignore_cleanup_errors=True)
+        _sweep()
+        sockets = tempfile.TemporaryDirectory(prefix=f"{SOCKETS_PREFIX}{os.getpid()}-", ignore_cleanup_errors=True)
         os.environ.update(engine_environment(config, accelerator, threads, sockets.name))
         before, given_up = set(vllm_internals.engine_cores()), threading.Event()
         view = vllm_internals.SchedulerView()
@@ -204,12 +208,12 @@ class Engine:
                     await self._llm.resume_generation()
                     paused = time.monotonic() - pause
                     scores = await self._score(probe.token_ids, hold=False)
-                    difference = largest_difference(scores, probe.log_probs)
-                    if not difference <= sync.verify_tolerance:
+                    mismatch = Mismatch.of(scores, probe.log_probs)
+                    if not mismatch.max <= sync.verify_tolerance:  # NaN is not within any tolerance
                         raise WeightSyncError(
                             f"weight_sync.verify_tolerance={sync.verify_tolerance!r}: after loading version "
                             f"{policy_version} the generator's log-probabilities of the probe differ from the "
-                            f"trainer's by {difference:.3g}; the weights did not arrive as trained, or the tolerance "
+                            f"trainer's by {mismatch.max:.3g}; the weights did not arrive as trained, or the tolerance "
                             "is too small for generator.dtype"
                         )
             except BaseException as e:
@@ -226,7 +230,7 @@ class Engine:
                 raise WeightSyncError(reason) from e
             self.policy_version = policy_version
             self._verified.set()
-            return LoadReport(policy_version, time.monotonic() - start, paused, difference)
+            return LoadReport(policy_version, time.monotonic() - start, paused, mismatch)
 
     def stats(self) -> EngineStats:
         """Counters and the scheduler's last word. Costs nothing."""
@@ -295,11 +299,12 @@ class Engine:
         await self.stop()
 
 
-def largest_difference(scores: Sequence[float], log_probs: Sequence[float]) -> float:
-    """The largest |difference| of two sequences of log-probabilities; NaN if any is not finite or lengths differ."""
-    differences = [abs(a - b) for a, b in zip(scores, log_probs, strict=False)]
-    finite = len(scores) == len(log_probs) and all(math.isfinite(d) for d in differences)
-    return max(differences, default=math.nan) if finite else math.nan
+def _sweep() -> None:
+    """Remove the socket folders of engines that were killed together with their owner."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{SOCKETS_PREFIX}*"):
+        owner = folder.name.removeprefix(SOCKETS_PREFIX).partition("-")[0]
+        if owner.isdigit() and not Path(f"/proc/{owner}").exists():
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _kill(processes: Iterable[Any]) -> None:

@@ -96,6 +96,7 @@ def live(model: Path, directory: Path) -> Iterator[Live]:
         yield engine
         runner.run(engine.engine.stop())
         assert not any(Path(f"/proc/{p}").exists() for p in processes)
+        assert not [s for p in processes for s in Path("/dev/shm").glob(f"sem.*-{p}-*")]
 
 
 @pytest.fixture(scope="module")
@@ -183,7 +184,7 @@ def test_swapping_back_and_forth_equals_fresh_engines_exactly(engine: Live, fres
     assert fresh[models.a] != fresh[models.b]
     for model in (models.b, models.a, models.b, models.a):
         report = engine.load(model)
-        assert report.policy_version == engine.version and report.max_difference < EXACT
+        assert report.policy_version == engine.version and report.mismatch.max < EXACT
         swapped = engine.generate(contexts, max_tokens=16, temperature=0.0)
         assert [g.token_ids for g in swapped] == [g.token_ids for g in fresh[model]]
         assert [g.log_probs for g in swapped] == [g.log_probs for g in fresh[model]]

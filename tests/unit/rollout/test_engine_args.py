@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from composer.errors import GeneratorError
-from composer.rollout.engine import largest_difference
 from composer.rollout.engine_args import engine_arguments, engine_environment
 from composer.schema import Accelerator, Dtype, GeneratorConfig
 
@@ -55,9 +54,3 @@ def test_one_rank_on_cpu_computes_inside_engine_core() -> None:
 def test_a_folder_without_a_model_is_named(tmp_path: Path) -> None:
     with pytest.raises(GeneratorError, match=f"model_dir='{tmp_path}'.*config.json"):
         engine_arguments(tmp_path, GeneratorConfig(), Accelerator.cpu, 0)
-
-
-def test_largest_difference() -> None:
-    assert largest_difference([-1.0, -2.0], [-1.5, -2.25]) == 0.5
-    for scores in ([-1.0], [-1.0, float("nan")], [-1.0, float("-inf")]):
-        assert not largest_difference(scores, [-1.0, -2.0]) <= 1e9  # NaN: never within any tolerance

@@ -1,0 +1,228 @@
+"""The quickstart at reduced size, end to end with every part real: killed, resumed, interrupted, resumed to its end."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+import yaml
+
+from launchers.base import OWNER_VARIABLE, Owner
+
+REPOSITORY = Path(__file__).parents[2]
+NUM_STEPS = 6
+OVERRIDES = [
+    "mix.phases.pretrain.tokens=20480",
+    "mix.phases.pretrain.checkpoint_every=10",
+    "mix.phases.sft.tokens=40000",
+    "mix.phases.sft.checkpoint_every=10",
+    "mix.sessions.num_sessions=120",
+    "evaluation.num_tasks=5",
+    "evaluation.samples_per_task=4",
+    f"algorithm.num_steps={NUM_STEPS}",
+    "algorithm.warmup_steps=1",
+    "algorithm.groups_per_step=2",
+    "algorithm.group_size=4",
+    "algorithm.checkpoint_every=2",
+    "algorithm.min_start_average=0",
+    "tracking.system_metrics_every_s=2",
+]
+INTERRUPT_DEADLINE_S = 10.0
+
+
+class Driver:
+    """`python -m composer` as a process, with its output in a file."""
+
+    def __init__(self, folder: Path, *arguments: str) -> None:
+        self.log = folder / f"output-{time.time_ns()}.txt"
+        with self.log.open("w") as output:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "composer", *arguments],
+                cwd=folder,
+                env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    @property
+    def output(self) -> str:
+        return self.log.read_text()
+
+    def wait(self, condition, what: str, timeout_s: float = 240.0) -> None:
+        deadline = time.monotonic() + timeout_s
+        while not condition():
+            assert self.process.poll() is None, f"ended with {self.process.returncode} before {what}:\n{self.output}"
+            assert time.monotonic() < deadline, f"no {what} after {timeout_s} s:\n{self.output}"
+            time.sleep(0.1)
+
+
+def processes_of(pid: int) -> list[psutil.Process]:
+    """All processes that carry the mark of driver `pid`."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            owner = Owner.parse(process.environ().get(OWNER_VARIABLE, ""))
+        except psutil.Error:
+            continue
+        if owner is not None and owner.pid == pid:
+            found.append(process)
+    return found
+
+
+def listening(processes: list[psutil.Process]) -> set[str]:
+    addresses = set()
+    for process in processes:
+        try:
+            connections = process.net_connections("inet")
+        except psutil.Error:
+            continue
+        addresses |= {c.laddr.ip.removeprefix("::ffff:") for c in connections if c.status == psutil.CONN_LISTEN}
+    return addresses
+
+
+def traces_of(run_dir: Path) -> list[str]:
+    """Shared memory, control groups and mounts that name this run."""
+    name = run_dir.name.replace("_", "-")
+    places = [*Path("/dev/shm").glob("*"), *Path("/sys/fs/cgroup").glob("**/*composer*")]
+    mounts = Path("/proc/self/mountinfo").read_text().splitlines()
+    return [str(p) for p in places if name in str(p)] + [m for m in mounts if name in m]
+
+
+def events(run_dir: Path) -> list[dict]:
+    path = run_dir / "stages" / "rl" / "ledger.jsonl"
+    lines = path.read_text().splitlines() if path.exists() else []
+    return [json.loads(line) for line in lines if line.endswith("}")]
+
+
+def trained(run_dir: Path) -> dict[int, list[str]]:
+    """Step -> groups, as the final weights have seen them."""
+    steps: dict[int, list[str]] = {}
+    for event in events(run_dir):
+        if event["event"] == "step":
+            steps[event["step"]] = event["groups"]
+        elif event["event"] == "rollback":
+            steps = {s: g for s, g in steps.items() if s <= event["step"]}
+    return steps
+
+
+def metrics(run_dir: Path) -> list[dict]:
+    path = run_dir / "metrics.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines() if line.endswith("}")] if path.exists() else []
+
+
+def logged(run_dir: Path, stage: str, name: str) -> dict[int, float]:
+    return {m["step"]: m["metrics"][name] for m in metrics(run_dir) if m["stage"] == stage and name in m["metrics"]}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_killed_resumed_interrupted_resumed(tmp_path):
+    # Killed in the middle of SFT.
+    driver = Driver(tmp_path, f"run_root={tmp_path / 'runs'}", *OVERRIDES)
+    driver.wait(lambda: "run directory: " in driver.output, "run directory")
+    run_dir = Path(driver.output.split("run directory: ")[1].splitlines()[0])
+    plan = yaml.safe_load((run_dir / "plan.yaml").read_text())
+    pretrain_steps, sft_steps = (p["steps"] for p in plan["stages"][0]["phases"])
+    driver.wait(lambda: max(logged(run_dir, "pretrain", "loss/train"), default=0) > pretrain_steps + 12, "SFT step")
+    driver.process.kill()
+    driver.process.wait()
+
+    # Resumed; killed again in RL, after a checkpoint.
+    driver = Driver(tmp_path, f"resume={run_dir}")
+    driver.wait(lambda: len(trained(run_dir)) >= 3, "third RL step")
+    assert listening(processes_of(driver.process.pid)) <= {"127.0.0.1", "::1"}
+    driver.process.kill()
+    driver.process.wait()
+    before_kill = trained(run_dir)
+
+    # Resumed; interrupted in RL.
+    driver = Driver(tmp_path, f"resume={run_dir}")
+    driver.wait(lambda: any(e["event"] == "rollback" for e in events(run_dir)), "rollback")
+    driver.wait(lambda: len(trained(run_dir)) >= 4, "fourth RL step")
+    started = time.monotonic()
+    driver.process.send_signal(signal.SIGINT)
+    assert driver.process.wait(60) == 130
+    assert time.monotonic() - started < INTERRUPT_DEADLINE_S
+    assert f"composer resume={run_dir}" in driver.output
+    assert processes_of(driver.process.pid) == []
+    assert traces_of(run_dir) == []
+
+    # Resumed to the end.
+    driver = Driver(tmp_path, f"resume={run_dir}")
+    assert driver.process.wait(600) == 0, driver.output
+    assert processes_of(driver.process.pid) == []
+    assert traces_of(run_dir) == []
+
+    # No step is missing and no task was trained twice; what was finished before the kill was trained as recorded.
+    steps = trained(run_dir)
+    assert sorted(steps) == list(range(1, NUM_STEPS + 1))
+    groups = [g for ids in steps.values() for g in ids]
+    assert len(groups) == len(set(groups)) == 2 * NUM_STEPS
+    assert all(steps[s] == ids for s, ids in before_kill.items())
+    starts = [e["index"] for e in events(run_dir) if e["event"] == "start"]
+    assert len(starts) == len(set(starts))
+    assert max(logged(run_dir, "pretrain", "loss/train")) == pretrain_steps + sft_steps
+
+    check_summary(run_dir, tmp_path)
+    check_metrics(run_dir)
+    check_record(run_dir, tmp_path)
+
+    # A finished run says so.
+    again = Driver(tmp_path, f"resume={run_dir}")
+    assert again.process.wait(60) == 2
+    assert "finished" in again.output
+
+
+def check_summary(run_dir: Path, tmp_path: Path) -> None:
+    summary = json.loads((run_dir / "summary.json").read_text())
+    for when in ("before", "after"):
+        evaluation = summary["evaluation"][when]
+        assert 0 <= evaluation["average_at_4"] <= evaluation["best_at_4"] <= 1
+        assert evaluation["num_tasks"] == 5 and evaluation["num_episodes"] + evaluation["lost_episodes"] == 20
+    assert summary["wall_s"] > 0
+    assert 2**28 < summary["peak_rss_bytes"] < 8 * 2**30
+    assert summary["codebase_loss"]["after"] < summary["codebase_loss"]["before"]
+
+
+def check_metrics(run_dir: Path) -> None:
+    for name in (
+        "reward/mean",
+        "loss/policy",
+        "train/grad_norm",
+        "train/worst_expert_load",
+        "mismatch/max",
+        "mismatch/p99",
+        "mismatch/k3",
+        "staleness/max",
+        "throughput/tokens_per_s",
+    ):
+        assert sorted(logged(run_dir, "rl", name)) == list(range(1, NUM_STEPS + 1)), name
+    assert max(logged(run_dir, "rl", "mismatch/max").values()) < 1e-3
+    assert max(logged(run_dir, "rl", "staleness/max").values()) <= 1
+    assert len(logged(run_dir, "pretrain", "loss/codebase")) >= 3
+
+
+def check_record(run_dir: Path, tmp_path: Path) -> None:
+    """The record in MLflow, read back through MLflow's own client."""
+    import mlflow
+
+    client = mlflow.MlflowClient(f"sqlite:///{tmp_path / 'runs' / 'mlflow.db'}")
+    experiment = client.get_experiment_by_name("composer")
+    runs = client.search_runs([experiment.experiment_id])
+    [parent] = [r for r in runs if "mlflow.parentRunId" not in r.data.tags]
+    stages = {r.data.tags["mlflow.runName"]: r for r in runs if r is not parent}
+    assert set(stages) == {"pretrain", "evaluate_before", "rl", "evaluate_after"}
+    assert {r.info.status for r in runs} == {"FINISHED"}
+    assert {r.data.tags["mlflow.parentRunId"] for r in stages.values()} == {parent.info.run_id}
+    assert parent.data.params["algorithm.group_size"] == "4"
+    rewards = client.get_metric_history(stages["rl"].info.run_id, "reward/mean")
+    assert {m.step for m in rewards} == set(range(1, NUM_STEPS + 1))
+    assert any(f.path.endswith("reward_curve.png") for f in client.list_artifacts(parent.info.run_id, "plots"))
+    traces = client.search_traces(locations=[experiment.experiment_id])
+    assert any(s.name == "read_file" for t in traces for s in t.data.spans) or len(traces) >= NUM_STEPS
