@@ -18,9 +18,8 @@ OWNER_VARIABLE = "COMPOSER_ENGINE_OWNER"
 
 SOCKETS_VARIABLE = "VLLM_RPC_BASE_PATH"
 """Where vLLM puts its own sockets, one file an engine, which it never removes."""
-QUIET = ("ignore::FutureWarning:vllm.triton_utils.dispatcher", "ignore::UserWarning:multiprocessing.resource_tracker")
-"""Warnings of EngineCore's processes that say nothing: a deprecation inside vLLM, and that a killed process left a
-semaphore, which is removed in the same breath."""
+QUIET = "ignore::FutureWarning:vllm.triton_utils.dispatcher"
+"""A warning at each import of vLLM about a deprecation inside vLLM."""
 
 
 def engine_environment(config: GeneratorConfig, accelerator: Accelerator, threads: int, sockets: str) -> dict[str, str]:
@@ -34,12 +33,14 @@ def engine_environment(config: GeneratorConfig, accelerator: Accelerator, thread
     """
     env = {
         "VLLM_NO_USAGE_STATS": "1",
+        # transformers imports joblib where it is installed, which tries a named semaphore; a kill leaves it behind.
+        "JOBLIB_MULTIPROCESSING": "0",
         "HF_HUB_OFFLINE": "1",
         # vLLM's own deadline for EngineCore; ours ends a start earlier, with a plain sentence.
         "VLLM_ENGINE_READY_TIMEOUT_S": str(math.ceil(config.start_timeout_s) + 60),
         SOCKETS_VARIABLE: sockets,
         "VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", "ERROR"),
-        "PYTHONWARNINGS": ",".join(filter(None, [os.environ.get("PYTHONWARNINGS"), *QUIET])),
+        "PYTHONWARNINGS": ",".join(filter(None, [os.environ.get("PYTHONWARNINGS"), QUIET])),
         OWNER_VARIABLE: str(os.getpid()),
     }
     if accelerator is Accelerator.cpu:

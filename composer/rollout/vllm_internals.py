@@ -163,6 +163,10 @@ def prepare_worker() -> None:
     # Linux hands out AMX tile registers on request only. vLLM's warm-up would ask; an eager engine with a fixed KV
     # cache has none, and its first attention kernel would end in SIGILL.
     torch.cpu._init_amx()
+    # Ranks on one machine add up through these segments. All have mapped them by now; without a name, they end with the
+    # last of them instead of staying after a kill.
+    for segment in Path("/dev/shm").glob(f"{os.environ.get('VLLM_DIST_IDENT', 'vllm_dist_none')}-*cpushm*"):
+        segment.unlink(missing_ok=True)
     _repair_seeds()
     _repair_reload()
 
