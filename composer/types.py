@@ -241,7 +241,7 @@ class Mismatch:
     """How far two engines' log-probabilities of the same tokens under the same weights are apart."""
 
     k3: float
-    """Mean of exp(d) - 1 - d with d = trainer - generator: Schulman's estimator of KL(generator || trainer), in nats."""
+    """Mean of exp(d) - 1 - d with d = trainer - generator: Schulman's estimate of KL(generator || trainer), in nats."""
     p99: float
     """The difference |d| that 99 % of the tokens do not exceed (nearest rank)."""
     max: float

@@ -85,6 +85,7 @@ class SessionBatches:
 
     def __init__(
         self,
+        key: str,
         sessions: Sequence[Session],
         seq_len: int,
         batch_size: int,
@@ -93,7 +94,7 @@ class SessionBatches:
         multiple: int = 1,
         pad_id: int = 0,
     ) -> None:
-        """Keep the pool.
+        """Keep the pool; `key` is the phase's place in the config, for messages.
 
         Raises:
             CorpusError: there are no sessions, or one is longer than `seq_len`.
@@ -103,8 +104,7 @@ class SessionBatches:
         longest = max(len(s.token_ids) for s in sessions)
         if longest > seq_len:
             raise CorpusError(
-                f"The longest session has {longest} tokens, but rows of this phase have "
-                f"seq_len={seq_len}; raise seq_len to at least {longest}"
+                f"{key}.seq_len={seq_len}: the longest session has {longest} tokens; raise it to at least {longest}"
             )
         self._pool, self._batch_size, self._seed = list(sessions), min(batch_size, len(sessions)), seed
         self._multiple, self._pad_id = multiple, pad_id

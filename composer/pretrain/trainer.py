@@ -123,6 +123,7 @@ def _batches(phase: Phase, encoder: Encoder, codebase: Codebase) -> Batches:
         if phase.parallel.pipeline_parallel > 1:
             multiple = config.seq_len  # a pipeline learns its shapes once
         return SessionBatches(
+            f"mix.phases.{phase.name}",
             phase.sessions,
             config.seq_len,
             config.batch_size,

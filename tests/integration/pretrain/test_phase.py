@@ -228,5 +228,5 @@ def test_what_does_not_fit_stops_before_training(tokenizer: Path, tmp_path: Path
     with pytest.raises(CorpusError, match=r"seq_len=64: the model has only 32 positions"):
         run_phase(phase("base", tmp_path, tokenizer, model=short))
     long = dataclasses.replace(MIX, phases={"tune": dataclasses.replace(MIX.phases["tune"], seq_len=16)})
-    with pytest.raises(CorpusError, match=r"longest session has 24 tokens.*raise seq_len to at least 24"):
+    with pytest.raises(CorpusError, match=r"tune\.seq_len=16: the longest session has 24 tokens; raise it to at"):
         run_phase(phase("tune", tmp_path, tokenizer, mix=long))

@@ -139,7 +139,7 @@ def test_docstrings_by_hand() -> None:
     [
         (
             SourceConfig(kind=SourceKind.files, path="/nowhere/at/all"),
-            r"mix\.phases\.base\.sources\.x\.path='/nowhere/at/all': there is no such path; give a folder of text files",
+            r"mix\.phases\.base\.sources\.x\.path='/nowhere/at/all': there is no such path; give a folder of",
         ),
         (SourceConfig(kind=SourceKind.jsonl), r"sources\.x\.path=None: give a file of JSON lines"),
         (

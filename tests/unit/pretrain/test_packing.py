@@ -87,10 +87,10 @@ def test_ranks_share_all_rows_evenly(size: int) -> None:
 
 def test_session_batches_use_each_session_once_an_epoch_and_resume() -> None:
     sessions = [Session([i, i, i], [False, True, True]) for i in range(1, 8)]
-    batches = SessionBatches(sessions, seq_len=8, batch_size=2, tokens=112, seed=3)
+    batches = SessionBatches("mix.phases.sft", sessions, seq_len=8, batch_size=2, tokens=112, seed=3)
     assert batches.num_steps == 7  # 112 tokens in rows of 8, two rows a step
     first = [row.tokens[0] for _ in range(3) for row in batches.next()]
-    other = SessionBatches(sessions, seq_len=8, batch_size=2, tokens=112, seed=3)
+    other = SessionBatches("mix.phases.sft", sessions, seq_len=8, batch_size=2, tokens=112, seed=3)
     other.load_state_dict(batches.state_dict())
     following = [[row.tokens for row in batches.next()] for _ in range(4)]
     assert following == [[row.tokens for row in other.next()] for _ in range(4)]
