@@ -52,8 +52,7 @@ class Replica:
         """
         if self._engine is None:
             self._engine = await Engine.start(*self._arguments, **self._options)
-            # The imports of vLLM leave a million objects that live as long as the process. Walking them at every full
-            # collection would take more CPU than all the requests.
+            # What vLLM's imports leave lives as long as the process; no full collection has to walk it again.
             gc.collect()
             gc.freeze()
 
