@@ -78,6 +78,7 @@ def examine(config: Config, plan: RunPlan) -> Iterator[Finding]:
     yield _torchvision()
     yield from _resources(config, plan)
     yield _gpu(config, plan)
+    yield from _inputs(config)
     yield from _of_target("sandbox", config)
     yield from _of_target("launcher", config)
     yield _tracking(config)
@@ -193,6 +194,22 @@ def _gpu(config: Config, plan: RunPlan) -> Finding:
     return Finding(
         "gpu", not here or len(gpus) >= needed, detail, "use launcher=ray to reach more machines", required=required
     )
+
+
+def _inputs(config: Config) -> Iterator[Finding]:
+    """What the config names on disk: corpora, a checkpoint, a tokenizer."""
+    named = {"model.checkpoint": config.model.checkpoint, "model.tokenizer": config.model.tokenizer}
+    if Stage.pretrain in config.stages:
+        sources = {"mix.codebase": config.mix.codebase}
+        for phase_name, phase in config.mix.phases.items():
+            sources |= {f"mix.phases.{phase_name}.sources.{name}": s for name, s in phase.sources.items()}
+        named |= {f"{key}.path": source.path for key, source in sources.items()}
+    for key, path in named.items():
+        if path is not None:
+            readable = os.access(Path(path).expanduser(), os.R_OK)
+            yield Finding(
+                key, readable, path if readable else f"{path!r} is not there or cannot be read", f"correct {key}"
+            )
 
 
 def _of_target(kind: str, config: Config) -> Iterator[Finding]:

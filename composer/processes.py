@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +17,7 @@ import ray
 import ray.exceptions
 
 from composer.checks.common import world_size
-from composer.errors import ComposerError, LauncherError
+from composer.errors import ComposerError, LauncherError, MachineError
 from composer.layout import Layout
 from composer.rl.packing import PackedRows
 from composer.schema import Accelerator, Config
@@ -46,9 +47,7 @@ async def arrive(answer: Awaitable[Any], role: str, timeout_s: float | None = No
     try:
         return await asyncio.wait_for(answer, timeout_s)
     except ray.exceptions.RayTaskError as e:
-        if isinstance(e.cause, ComposerError):
-            raise e.cause from None
-        raise
+        raise _own_error(e.cause, role) from None
     except ray.exceptions.RayActorError as e:
         raise LauncherError(
             f"the {role} process died ({_first_line(e)}); memory is the usual cause: `dmesg` shows kills, "
@@ -231,6 +230,17 @@ class Rollouts:
             stops.append(self.pool.stop())
         with contextlib.suppress(Exception):  # whatever does not end by itself is killed next
             await asyncio.wait_for(asyncio.gather(*stops, return_exceptions=True), STOP_DEADLINE_S)
+
+
+def _own_error(cause: BaseException, role: str) -> BaseException:
+    """The error of an actor as a user should meet it; what is a bug of ours stays as it is, traceback included."""
+    if isinstance(cause, ComposerError):
+        return cause
+    if "No space left on device" in "".join(traceback.format_exception(cause)):
+        return MachineError(
+            f"the disk is full: the {role} process could not write; free space and resume, what is finished is kept"
+        )
+    return cause
 
 
 async def _drain(stream: Any) -> None:

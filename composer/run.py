@@ -11,11 +11,12 @@ import asyncio
 import contextlib
 import os
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
 from typing import Any
 
 from composer.contract import Finding, Launcher
+from composer.doctor import examine
 from composer.errors import MachineError
 from composer.instantiate import instantiate
 from composer.layout import Layout
@@ -50,7 +51,7 @@ def run(config: Config, plan: RunPlan, run_dir: Path) -> int:
     swept = launcher.sweep() + backend.sweep() + _sweep_weights()
     if swept:
         console.info(f"removed {swept} leftovers of runs that were killed")
-    check_machine([*launcher.check(), *backend.check()])
+    check_machine(examine(config, plan))
     record = Record.open(config, run_dir, warn=console.warn, tags={"name": plan.name})
     interrupted = False
     try:
@@ -107,7 +108,7 @@ async def _cluster(launcher: Launcher) -> AsyncIterator[None]:
         launcher.stop()
 
 
-def check_machine(findings: list[Finding]) -> None:
+def check_machine(findings: Iterable[Finding]) -> None:
     """Refuse to start where something required is missing.
 
     Raises:

@@ -25,6 +25,8 @@ from composer.schema import ChatTemplate, Config, SourceKind, Stage, TargetConfi
 from composer.types import Generation, Group, Split
 
 if TYPE_CHECKING:
+    from torch.distributed import TCPStore
+
     from composer.rl.packing import PackedRows
     from composer.rl.trainer import PolicyTrainer
     from composer.weight_sync.store import VersionStore
@@ -38,22 +40,37 @@ class TrainerRank:
         self.layout = Layout(Path(run_dir))
         self.config = config_files.load(self.layout.run_dir)
         self.rank = rank
+        self._listener: socket.socket | None = None
+        self._meeting: TCPStore | None = None
         self._policy: PolicyTrainer | None = None
         self._store: VersionStore | None = None
         os.environ.update(RANK=str(rank), WORLD_SIZE=str(world_size), LOCAL_RANK=str(local_rank))
 
     def address(self) -> tuple[str, int]:
-        """An address of this process's machine and a free port on it, for the ranks to meet at."""
+        """An address of this process's machine and a port on it that is held for the ranks to meet at."""
         import ray
 
         host = ray.util.get_node_ip_address()
-        with socket.socket() as s:
-            s.bind((host, 0))
-            return host, s.getsockname()[1]
+        self._listener = socket.create_server((host, 0))
+        return host, self._listener.getsockname()[1]
 
     def join(self, host: str, port: int) -> None:
-        """Where rank 0 can be met."""
-        os.environ.update(MASTER_ADDR=host, MASTER_PORT=str(port))
+        """Where the ranks meet; rank 0 begins to listen there.
+
+        torch would listen on all interfaces; given a socket of ours, it listens on that address alone. Every call makes
+        a new store, so that no key of an earlier trainer is left in it.
+        """
+        from torch.distributed import TCPStore
+
+        self._meeting = None
+        if self.rank == 0:
+            assert self._listener is not None, "address comes first"
+            self._meeting = TCPStore(
+                host, port, is_master=True, wait_for_workers=False, master_listen_fd=self._listener.detach()
+            )
+        os.environ.update(MASTER_ADDR=host, MASTER_PORT=str(port), TORCHELASTIC_USE_AGENT_STORE="True")
+        if host.startswith("127."):
+            os.environ["GLOO_SOCKET_IFNAME"] = "lo"
 
     def train_phase(
         self, phase: str, start: str | None, sessions: str | None
