@@ -16,6 +16,7 @@ import psutil
 
 OWNER_VARIABLE = "COMPOSER_OWNER"
 KILL_DEADLINE_S = 5.0
+TRACKER_DEADLINE_S = 2.0
 
 
 @dataclass(frozen=True)
@@ -80,11 +81,23 @@ def sweep_users_of(folder: Path) -> int:
 
 
 def _kill(doomed: list[psutil.Process]) -> int:
-    for process in doomed:
-        with contextlib.suppress(psutil.Error):
-            process.kill()
-    psutil.wait_procs(doomed, timeout=KILL_DEADLINE_S)
+    """Kill processes, but let Python's resource trackers end by themselves: they remove others' semaphores."""
+    trackers = [p for p in doomed if _is_resource_tracker(p)]
+    others = [p for p in doomed if p not in trackers]
+    for processes, patience in ((others, 0.0), (trackers, TRACKER_DEADLINE_S)):
+        _, stubborn = psutil.wait_procs(processes, timeout=patience)
+        for process in stubborn:
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+        psutil.wait_procs(stubborn, timeout=KILL_DEADLINE_S)
     return len(doomed)
+
+
+def _is_resource_tracker(process: psutil.Process) -> bool:
+    try:
+        return any("multiprocessing.resource_tracker" in argument for argument in process.cmdline())
+    except psutil.Error:
+        return False
 
 
 def _has_open(pid: int, prefix: str) -> bool:

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import psutil
 
@@ -64,6 +65,26 @@ def test_a_process_that_lost_its_mark_is_found_by_its_open_files(tmp_path):
     finally:
         hidden.kill()
         hidden.wait()
+
+
+def test_semaphores_of_killed_processes_are_removed_by_their_tracker():
+    script = (
+        "import multiprocessing as m, time; l = m.get_context('spawn').Lock(); "
+        "print(l._semlock.name, flush=True); time.sleep(600)"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", script],
+        env={**os.environ, OWNER_VARIABLE: dead_owner("sweep-test-dead").mark},
+        stdout=subprocess.PIPE,
+    )
+    try:
+        semaphore = Path("/dev/shm") / f"sem.{process.stdout.readline().decode().strip().removeprefix('/')}"
+        assert semaphore.exists()
+        assert sweep_processes() >= 2, "the process and its tracker"
+        assert not semaphore.exists()
+    finally:
+        process.kill()
+        process.wait()
 
 
 def test_an_unmarked_process_is_never_touched():
