@@ -48,6 +48,9 @@ def engine_environment(config: GeneratorConfig, accelerator: Accelerator, thread
         env["OMP_NUM_THREADS"] = str(threads)
         # vLLM would pin its threads to cores of its own choice, on which trainer and sandboxes run too.
         env["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
+        if config.enforce_eager:
+            # vLLM compiles a piece of its sampler all the same, for which many machines have no C++ compiler.
+            env["TORCH_COMPILE_DISABLE"] = "1"
         if config.tensor_parallel == 1:
             # On CPU vLLM starts a further worker process, only in order to set its OpenMP environment. Ours is set
             # already, so EngineCore can compute by itself, without importing everything once more.

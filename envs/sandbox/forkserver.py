@@ -361,4 +361,7 @@ def environment(tree: rootfs.Rootfs) -> dict[str, str]:
         "PATH": path,
         "LANG": "C.UTF-8",
         "TERM": "dumb",
+        # Python tells stale bytecode by size and whole seconds: an edit of the same length right after a run of the
+        # tests would go unseen by the next.
+        "PYTHONDONTWRITEBYTECODE": "1",
     }

@@ -67,7 +67,7 @@ def run(arguments: Sequence[str], environment: Mapping[str, str]) -> NoReturn:
     sys.executable = f"{rootfs.PYTHON_HOME}/bin/python3"
     sys.path.insert(0, os.getcwd())  # noqa: PTH109 - a string, as -m puts it
     sys.argv = [f"{rootfs.SITE_PACKAGES}/pytest/__main__.py", *arguments]
-    sys.dont_write_bytecode = False
+    sys.dont_write_bytecode = bool(environment.get("PYTHONDONTWRITEBYTECODE"))
     # Programs see the streams of their own terminal or pipe, not those that the fork server had.
     for name, fd, mode in (("stdin", 0, "r"), ("stdout", 1, "w"), ("stderr", 2, "w")):
         errors = "surrogateescape" if fd < 2 else "backslashreplace"

@@ -51,6 +51,14 @@ def test_one_rank_on_cpu_computes_inside_engine_core() -> None:
     assert "VLLM_ENABLE_V1_MULTIPROCESSING" not in two
 
 
+def test_an_eager_engine_on_cpu_compiles_nothing() -> None:
+    """Not even vLLM's sampler: a C++ compiler is no part of a bare machine."""
+    eager = engine_environment(GeneratorConfig(), Accelerator.cpu, 1, "/tmp/x")
+    compiling = engine_environment(GeneratorConfig(enforce_eager=False), Accelerator.cpu, 1, "/tmp/x")
+    assert eager["TORCH_COMPILE_DISABLE"] == "1"
+    assert "TORCH_COMPILE_DISABLE" not in compiling
+
+
 def test_a_folder_without_a_model_is_named(tmp_path: Path) -> None:
     with pytest.raises(GeneratorError, match=f"model_dir='{tmp_path}'.*config.json"):
         engine_arguments(tmp_path, GeneratorConfig(), Accelerator.cpu, 0)
