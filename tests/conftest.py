@@ -7,6 +7,7 @@ it, and every shared-memory segment, cgroup or mount of ours that nobody else us
 from __future__ import annotations
 
 import os
+import re
 import time
 import uuid
 from collections.abc import Iterator
@@ -85,7 +86,10 @@ def traces() -> set[str]:
 
 
 def used_by_others(trace: str, ours: set[int]) -> bool:
-    """Whether a process that this session did not start maps, opens or lives in `trace`: then it is another run's."""
+    """Whether a process that this session did not start owns, maps, opens or lives in `trace`, which is then not ours."""
+    owner = re.search(r"\.(\d+)\.\d+$", trace)  # <name>.<pid>.<start time>
+    if owner and int(owner[1]) not in {*ours, os.getpid()} and Path("/proc", owner[1]).exists():
+        return True
     if trace.startswith("/sys/fs/cgroup"):
         try:
             members = {int(line) for f in Path(trace).glob("**/cgroup.procs") for line in f.read_text().split()}
