@@ -86,7 +86,7 @@ def traces() -> set[str]:
 
 
 def used_by_others(trace: str, ours: set[int]) -> bool:
-    """Whether a process that this session did not start owns, maps, opens or lives in `trace`, which is then not ours."""
+    """Whether a process that this session did not start owns, maps, opens or lives in `trace`: not ours then."""
     owner = re.search(r"\.(\d+)\.\d+$", trace)  # <name>.<pid>.<start time>
     if owner and int(owner[1]) not in {*ours, os.getpid()} and Path("/proc", owner[1]).exists():
         return True
