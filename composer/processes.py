@@ -178,6 +178,10 @@ class Rollouts:
         self._load = [0] * len(self.workers)
         self.pool: GeneratorPool | None = None
 
+    async def check_tasks(self) -> None:
+        """Find out before anything is trained whether the tasks' own tests can run."""
+        await arrive(self.workers[0].check_tasks.remote(), "env worker", START_DEADLINE_S)
+
     async def prepare(self) -> None:
         """Make the tokenizer and the expert's sessions that the mix asks for."""
         await arrive(self.workers[0].prepare.remote(), "env worker")

@@ -91,6 +91,7 @@ async def _run_stages(
 
         run = Run(config, layout, label, record, console, plan)
         try:
+            await run.rollouts.check_tasks()
             for stage in missing:
                 before = time.monotonic()
                 results = await STAGES[stage](run, stage)

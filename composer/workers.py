@@ -22,7 +22,7 @@ from composer.rollout.episode import Env, EnvSettings, Rubric
 from composer.rollout.generator import GeneratorPool
 from composer.rollout.sessions import record_sessions, render_session, session_text
 from composer.schema import ChatTemplate, Config, SourceKind, Stage, TargetConfig
-from composer.types import Generation, Group, Split
+from composer.types import Generation, Group, Outcome, Split, Task, Trajectory
 
 if TYPE_CHECKING:
     from torch.distributed import TCPStore
@@ -237,6 +237,18 @@ class EnvWorker:
                 file.write(json.dumps({"token_ids": ids, "loss_mask": mask, "task": session.task_id}) + "\n")
         half.replace(self.layout.sessions)
 
+    async def check_tasks(self) -> None:
+        """Grade the untouched state of the first task of each split: tests that cannot run are found now, not in RL.
+
+        Raises:
+            TaskError: they cannot run.
+            SandboxError, GradingError: the grader failed.
+        """
+        for split in Split:
+            task = self._task(split, 0)
+            nobody = Trajectory(task.id, "check", "check", [], [], Outcome.FINISHED, None)
+            await self.rubric.grade(task, task.files, self.backend, nobody)
+
     async def connect(self, replicas: Mapping[str, Any]) -> None:
         """Where the policy answers.
 
@@ -262,10 +274,7 @@ class EnvWorker:
         """
         generators = self.generators
         assert generators is not None, "connect comes first"
-        try:
-            task = self.taskset.task(split, index)
-        except IndexError:
-            raise TaskError(f"{self.taskset.name} has no {split} task {index}: ask for fewer tasks or steps") from None
+        task = self._task(split, index)
 
         async def generate(token_ids: list[int], *, max_tokens: int, episode_id: str) -> Generation:
             return await generators.generate(
@@ -277,6 +286,12 @@ class EnvWorker:
             )
 
         return await self.env.run_group(task, group_id, size, generate, generators.release)
+
+    def _task(self, split: Split, index: int) -> Task:
+        try:
+            return self.taskset.task(split, index)
+        except IndexError:
+            raise TaskError(f"{self.taskset.name} has no {split} task {index}: ask for fewer tasks or steps") from None
 
     async def stop(self) -> None:
         """Stop every sandbox."""
