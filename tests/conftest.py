@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import time
 import uuid
 from collections.abc import Iterator
@@ -24,6 +25,8 @@ os.environ.update(
     RAY_USAGE_STATS_ENABLED="0",
     WANDB_MODE="disabled",
 )
+# A shell that starts the tests in the background has them ignore Ctrl-C, and so all that they start.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 MARKER = "COMPOSER_TEST_SESSION"
 os.environ[MARKER] = uuid.uuid4().hex
 GRACE_S = 10.0
