@@ -25,7 +25,7 @@ from composer.schema import ChatTemplate, Config, SourceKind, Stage, TargetConfi
 from composer.types import Generation, Group, Outcome, Split, Task, Trajectory
 
 if TYPE_CHECKING:
-    from torch.distributed import TCPStore
+    from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
     from composer.rl.packing import PackedRows
     from composer.rl.trainer import PolicyTrainer
@@ -60,7 +60,7 @@ class TrainerRank:
         torch would listen on all interfaces; given a socket of ours, it listens on that address alone. Every call makes
         a new store, so that no key of an earlier trainer is left in it.
         """
-        from torch.distributed import TCPStore
+        from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
         self._meeting = None
         if self.rank == 0:
