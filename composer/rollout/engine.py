@@ -6,13 +6,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import os
 import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +86,8 @@ class Engine:
         try:
             async with asyncio.timeout(config.start_timeout_s):
                 # In a thread, since vLLM blocks until EngineCore is ready.
-                llm = await asyncio.to_thread(vllm_internals.build, arguments, view, given_up)
+                with _temporary_files_in(sockets.name):
+                    llm = await asyncio.to_thread(vllm_internals.build, arguments, view, given_up)
                 engine = cls(llm, view, [p for p in vllm_internals.engine_cores() if p not in before], config, sockets)
                 await llm.collective_rpc("composer_prepare")
                 await llm.update_weight_version(str(policy_version))
@@ -297,6 +299,20 @@ class Engine:
         """Declare the engine dead: every waiting and coming request gets `reason`."""
         self._failure = reason
         await self.stop()
+
+
+@contextlib.contextmanager
+def _temporary_files_in(folder: str) -> Iterator[None]:
+    """Have child processes put temporary files into `folder`: vLLM leaves the file at which its ranks meet behind."""
+    before = os.environ.get("TMPDIR")
+    os.environ["TMPDIR"] = folder
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["TMPDIR"]
+        else:
+            os.environ["TMPDIR"] = before
 
 
 def _sweep() -> None:

@@ -29,7 +29,7 @@ def engine_environment(config: GeneratorConfig, accelerator: Accelerator, thread
         config: sizes and limits.
         accelerator: what computes.
         threads: OpenMP threads on CPU.
-        sockets: a folder for vLLM's own sockets and temporary files.
+        sockets: a folder for vLLM's own sockets.
     """
     env = {
         "VLLM_NO_USAGE_STATS": "1",
@@ -39,7 +39,6 @@ def engine_environment(config: GeneratorConfig, accelerator: Accelerator, thread
         # vLLM's own deadline for EngineCore; ours ends a start earlier, with a plain sentence.
         "VLLM_ENGINE_READY_TIMEOUT_S": str(math.ceil(config.start_timeout_s) + 60),
         SOCKETS_VARIABLE: sockets,
-        "TMPDIR": sockets,  # the file at which vLLM's ranks meet stays behind too
         "VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", "ERROR"),
         "PYTHONWARNINGS": ",".join(filter(None, [os.environ.get("PYTHONWARNINGS"), QUIET])),
         OWNER_VARIABLE: str(os.getpid()),

@@ -162,23 +162,23 @@ def test_an_interrupted_run_is_resumed(monkeypatch: pytest.MonkeyPatch, capsys: 
         return codes[len(given) - 1]
 
     stand_in(monkeypatch, run)
-    assert main(["hydra.run.dir=here", "algorithm.num_steps=7"]) == 130
+    assert main(["hydra.run.dir=here", "algorithm.num_steps=17"]) == 130
     assert RunDirectory(Path("here")).status is Status.interrupted
     assert main(["resume=here"]) == 130
     assert "nothing differs" in capsys.readouterr().out
-    assert main(["resume=here", "algorithm.num_steps=8"]) == 2
-    assert main(["resume=here", "algorithm.num_stps=8"]) == 2
+    assert main(["resume=here", "algorithm.num_steps=18"]) == 2
+    assert main(["resume=here", "algorithm.num_stps=18"]) == 2
     assert main(["-m", "resume=here"]) == 2
     capsys.readouterr()
     assert main(["resume=here", "tracking.timeout_s=3"]) == 0
     assert "tracking.timeout_s: 10.0 -> 3.0" in capsys.readouterr().out
     assert [d for _, d in given] == [Path("here").absolute()] * 3
-    assert all(c.algorithm.num_steps == 7 for c, _ in given)
+    assert all(c.algorithm.num_steps == 17 for c, _ in given)
     assert (given[0][0].resume, given[2][0].resume) == (None, str(Path("here").absolute()))
     assert load(Path("here")).tracking.timeout_s == 3.0
     assert main(["resume=here"]) == 2
     assert "finished" in capsys.readouterr().err
-    assert "- algorithm.num_steps=7" in (Path("here") / ".hydra" / "overrides.yaml").read_text()
+    assert "- algorithm.num_steps=17" in (Path("here") / ".hydra" / "overrides.yaml").read_text()
 
 
 def test_a_plan_of_a_resumed_run_starts_nothing(runs: list[Any]) -> None:

@@ -83,8 +83,8 @@ def test_published_sizes(composer2: RunPlan) -> None:
     assert composer2.parameters == pytest.approx(1.04e12, rel=0.02)
     assert composer2.active_parameters == pytest.approx(32e9, rel=0.04)
     quick = make_plan(compose())
-    # 1024*128 + 3 layers * (4*128*128 attention + 2*32 + 2*128 norms + 16*128 router + 16*3*128*128 experts) + 128
-    assert quick.parameters == 1024 * 128 + 3 * (65536 + 64 + 256 + 2048 + 786432) + 128
+    # 1024*128 + 2 layers * (4*128*128 attention + 2*32 + 2*128 norms + 32*128 router + 32*3*128*128 experts) + 128
+    assert quick.parameters == 1024 * 128 + 2 * (65536 + 64 + 256 + 4096 + 1572864) + 128
 
 
 def test_memory_and_storage(composer2: RunPlan) -> None:

@@ -42,13 +42,13 @@ def test_the_recipes_hold(overrides: list[str]) -> None:
 @pytest.mark.parametrize(
     ("overrides", "key", "remedy"),
     [
-        # tiny_moe: 4 heads, 3 layers, 16 experts top-2, vocabulary 1024, context 2048
+        # tiny_moe: 4 heads, 2 layers, 32 experts top-2, vocabulary 1024, context 2048
         (["parallel.tensor_parallel=3"], "parallel.tensor_parallel", "must divide model.num_heads (4): use 1, 2, 4"),
         (["model.num_kv_heads=2", "parallel.tensor_parallel=4"], "parallel.tensor_parallel", "model.num_kv_heads (2)"),
-        (["parallel.expert_parallel=3"], "parallel.expert_parallel", "must divide model.num_experts (16)"),
+        (["parallel.expert_parallel=3"], "parallel.expert_parallel", "must divide model.num_experts (32)"),
         (["parallel.expert_parallel=2"], "parallel.expert_parallel", "tensor_parallel (1), from which it is formed"),
         (["parallel.expert_parallel=4", "parallel.context_parallel=2"], "parallel.expert_parallel", "(2)"),
-        (["parallel.pipeline_parallel=4"], "parallel.pipeline_parallel", "at most model.num_layers (3)"),
+        (["parallel.pipeline_parallel=4"], "parallel.pipeline_parallel", "at most model.num_layers (2)"),
         (["parallel.pipeline_parallel=2"], "parallel.pipeline_parallel", "RL loss does not run under pipeline"),
         (["parallel.data_parallel_shard=3"], "mix.phases.pretrain.batch_size", "data-parallel ranks (3): 6"),
         (["parallel.context_parallel=2", "mix.phases.sft.seq_len=254"], "mix.phases.sft.seq_len", "multiple of 4"),
@@ -69,7 +69,11 @@ def test_the_recipes_hold(overrides: list[str]) -> None:
         (["env.max_turn_tokens=512"], "env.max_turn_tokens", "less than generator.max_model_len (512)"),
         (["generator.tensor_parallel=3"], "generator.tensor_parallel", "must divide model.num_heads (4)"),
         # 3 layers x 2 x 4 heads x 32 x 4 bytes = 3072 bytes a token; 512 tokens = 1572864 bytes
-        (["generator.kv_cache_bytes=1048576"], "generator.kv_cache_bytes", "at least 1572864 bytes"),
+        (
+            ["generator.kv_cache_bytes=1048576", "generator.max_model_len=768"],
+            "generator.kv_cache_bytes",
+            "at least 1572864 bytes",
+        ),
         (["model.head_dim=48"], "model.head_dim", "vLLM on CPU knows 32, 64"),
         (["model.expert_ffn_size=48"], "model.expert_ffn_size", "multiple of 32: 64"),
         (["algorithm.microbatch_tokens=256"], "algorithm.microbatch_tokens", "at least 512"),
@@ -84,7 +88,7 @@ def test_the_recipes_hold(overrides: list[str]) -> None:
         (["algorithm.group_timeout_s=1.0"], "algorithm.group_timeout_s", "at least env.episode_timeout_s (120)"),
         (["tracking.uri=127.0.0.1:5000"], "tracking.uri", "write `http://127.0.0.1:5000`"),
         (["tracking.uri=https://me:hunter2@host"], "tracking.uri", "MLFLOW_TRACKING_PASSWORD"),
-        (["model.experts_per_token=17"], "model.experts_per_token", "at most num_experts (16)"),
+        (["model.experts_per_token=33"], "model.experts_per_token", "at most num_experts (32)"),
         (["model.num_shared_experts=1"], "model.num_shared_experts", "must be 0"),
         ([*CUDA, "parallel.num_nodes=1", "parallel.gpus_per_node=1"], "parallel.num_nodes", "need 2 machines"),
         ([*CUDA, "parallel.gpus_per_node=1"], "weight_sync.method", "weight_sync=filesystem"),
@@ -113,7 +117,10 @@ def test_a_mesh_is_a_plan_error() -> None:
     [
         (["env.concurrency=1000"], "1000 episodes at a time share 64 generator seats"),
         (["generator.kv_cache_bytes=2097152"], "some will wait"),
-        (["stages=[pretrain]", "parallel.pipeline_parallel=2"], "3 layers do not divide into 2 pipeline stages"),
+        (
+            ["stages=[pretrain]", "model.num_layers=3", "parallel.pipeline_parallel=2"],
+            "3 layers do not divide into 2 pipeline stages",
+        ),
         (["model.experts_per_token=16"], "hardly a sparse model"),
         (["+experiment=composer2"], "a file system that every machine sees"),
         (["+experiment=composer2", "algorithm.microbatch_tokens=524288"], "a trainer rank may need"),
