@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING, Any
 
 import ray
 import ray.exceptions
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from composer.checks.common import world_size
 from composer.errors import ComposerError, LauncherError, MachineError
 from composer.layout import Layout
 from composer.rl.packing import PackedRows
-from composer.schema import Accelerator, Config
+from composer.schema import Config
 from composer.types import Group, Split
 from composer.workers import EnvWorker, TrainerRank
 
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from composer.weight_sync.store import VersionStore
 
 START_DEADLINE_S = 300.0
+PLACEMENT_DEADLINE_S = 60.0
 STOP_DEADLINE_S = 4.0
 
 
@@ -57,16 +59,54 @@ async def arrive(answer: Awaitable[Any], role: str, timeout_s: float | None = No
         raise LauncherError(f"the {role} process did not answer within {timeout_s:g} s") from None
 
 
+class Places:
+    """Room for all processes of a role, taken at once: a cluster that is too small says so instead of starting half."""
+
+    def __init__(self, role: str, count: int, options: Mapping[str, Any]) -> None:
+        """Ask for `count` places, packed on as few machines as possible.
+
+        Args:
+            role: for messages.
+            count: processes.
+            options: Ray options of one of them, with `num_cpus` and `num_gpus`.
+        """
+        self._role, self._count, self._options = role, count, options
+        bundle = {"CPU": options["num_cpus"], "GPU": options["num_gpus"]}
+        self._bundle = {name: amount for name, amount in bundle.items() if amount}
+        self._group = ray.util.placement_group([self._bundle] * count, strategy="PACK")
+
+    async def ready(self) -> None:
+        """Wait for the places.
+
+        Raises:
+            LauncherError: the cluster has no room.
+        """
+        try:
+            await asyncio.wait_for(self._group.ready(), PLACEMENT_DEADLINE_S)
+        except TimeoutError:
+            raise LauncherError(
+                f"the Ray cluster has no room for {self._count} {self._role} process(es) of {self._bundle} each after "
+                f"{PLACEMENT_DEADLINE_S:g} s: `ray status` shows who has it; free it or add machines"
+            ) from None
+
+    def options(self, index: int) -> dict[str, Any]:
+        """Ray options of the process at `index`."""
+        strategy = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=index)
+        return {**self._options, "scheduling_strategy": strategy}
+
+
 class Trainers:
     """The ranks of the trainer, addressed together. Keeps `composer.rl.controller.Policy`."""
 
     def __init__(self, config: Config, layout: Layout, actor_options: Mapping[str, Any]) -> None:
-        """Start one actor a rank; `ready` waits for them."""
+        """Start one actor a rank, all or none and as close together as the cluster allows; `ready` waits for them."""
         self.num_ranks = world_size(config.parallel)
-        per_node = config.parallel.gpus_per_node if config.parallel.accelerator is Accelerator.cuda else self.num_ranks
-        actor = ray.remote(TrainerRank).options(**actor_options)
+        self._places = Places("trainer", self.num_ranks, actor_options)
         self.ranks = [
-            actor.remote(str(layout.run_dir), rank, self.num_ranks, rank % per_node) for rank in range(self.num_ranks)
+            ray.remote(TrainerRank)
+            .options(**self._places.options(rank))
+            .remote(str(layout.run_dir), rank, self.num_ranks)
+            for rank in range(self.num_ranks)
         ]
         self.num_data_ranks, self.sequence_multiple = 1, 1
         self._data_ranks: list[int] = []
@@ -78,6 +118,7 @@ class Trainers:
         Raises:
             LauncherError: a rank did not start.
         """
+        await self._places.ready()
         host, port = await arrive(self.ranks[0].address.remote(), "trainer", START_DEADLINE_S)
         await self._all(rank.join.remote(host, port) for rank in self.ranks)
 
@@ -173,7 +214,7 @@ class Rollouts:
             options: Ray options by role.
         """
         self._config, self._layout, self._options = config, layout, options
-        actor = ray.remote(EnvWorker).options(**options("env"), max_concurrency=1024)
+        actor = ray.remote(EnvWorker).options(**options("env"), max_concurrency=1024, scheduling_strategy="SPREAD")
         self.workers = [actor.remote(str(layout.run_dir), run_label) for _ in range(config.env.num_workers)]
         self._load = [0] * len(self.workers)
         self.pool: GeneratorPool | None = None
@@ -195,9 +236,12 @@ class Rollouts:
         from composer.rollout.generator import GeneratorPool, Replica
 
         config = self._config
-        actor = ray.remote(Replica).options(**self._options("generator"), max_concurrency=1024)
+        places = Places("generator", config.generator.num_replicas, self._options("generator"))
+        await places.ready()
         replicas = {
-            f"generator-{i}": actor.remote(
+            f"generator-{i}": ray.remote(Replica)
+            .options(**places.options(i), max_concurrency=1024)
+            .remote(
                 f"generator-{i}",
                 str(model),
                 config.generator,

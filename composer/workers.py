@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 class TrainerRank:
     """One rank of the trainer. Every method except `address` and `join` is collective."""
 
-    def __init__(self, run_dir: str, rank: int, world_size: int, local_rank: int) -> None:
+    def __init__(self, run_dir: str, rank: int, world_size: int) -> None:
         """Nothing heavy is imported yet, so that all ranks start at once."""
         self.layout = Layout(Path(run_dir))
         self.config = config_files.load(self.layout.run_dir)
@@ -44,7 +44,8 @@ class TrainerRank:
         self._meeting: TCPStore | None = None
         self._policy: PolicyTrainer | None = None
         self._store: VersionStore | None = None
-        os.environ.update(RANK=str(rank), WORLD_SIZE=str(world_size), LOCAL_RANK=str(local_rank))
+        # Ray shows each rank its own GPU only, which is then the first one.
+        os.environ.update(RANK=str(rank), WORLD_SIZE=str(world_size), LOCAL_RANK="0")
 
     def address(self) -> tuple[str, int]:
         """An address of this process's machine and a port on it that is held for the ranks to meet at."""

@@ -10,8 +10,9 @@ import torch
 
 from composer.errors import CorpusError, TokenizerError
 from composer.models.huggingface import check_checkpoint, export
+from composer.models.settings import TrainSettings, trainer_config
 from composer.models.sizes import sequence_multiple
-from composer.models.trainer import Microbatch, TitanTrainer, TrainSettings, trainer_config
+from composer.models.trainer import Microbatch, TitanTrainer
 from composer.pretrain.batches import Batches, PretrainBatches, SessionBatches, codebase_rows, rows_of_rank
 from composer.pretrain.mix import Codebase, Mix
 from composer.pretrain.packing import Row, Session

@@ -13,7 +13,8 @@ from torch import Tensor
 from torchtitan.components.loss import BaseLoss, compute_logprobs
 
 from composer.models.huggingface import export
-from composer.models.trainer import NO_LOSS, Microbatch, TrainSettings, trainer_config
+from composer.models.settings import TrainSettings, trainer_config
+from composer.models.trainer import NO_LOSS, Microbatch
 from composer.rl.loss import policy_loss
 from composer.rl.packing import PackedRows
 from composer.schema import AlgorithmConfig, ModelConfig, ParallelConfig

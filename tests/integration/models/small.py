@@ -5,7 +5,8 @@ from typing import Any
 
 import torch
 
-from composer.models.trainer import Microbatch, TitanTrainer, TrainSettings, trainer_config
+from composer.models.settings import TrainSettings, trainer_config
+from composer.models.trainer import Microbatch, TitanTrainer
 from composer.schema import Family, ModelConfig, ParallelConfig, Schedule, ScoreFunction
 
 QWEN = ModelConfig(

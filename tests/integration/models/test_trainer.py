@@ -11,7 +11,8 @@ import torch
 from torchtitan.components.loss import BaseLoss, compute_logprobs
 
 from composer.errors import ResumeError, TrainingError
-from composer.models.trainer import NO_LOSS, Microbatch, TrainSettings, trainer_config
+from composer.models.settings import TrainSettings, trainer_config
+from composer.models.trainer import NO_LOSS, Microbatch
 from composer.schema import ModelConfig, ParallelConfig, Schedule
 from tests.integration.models.small import DEEPSEEK, QWEN, batch, build
 

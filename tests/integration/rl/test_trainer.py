@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from composer.models.trainer import single_process_environment
 from composer.pretrain.tokenizer import train_tokenizer
 from composer.rl.packing import pack
 from composer.rl.trainer import PolicyTrainer
@@ -42,9 +41,15 @@ def tokenizer(tmp_path_factory):
     return folder
 
 
+@pytest.fixture(autouse=True)
+def one_process(monkeypatch):
+    for name, value in {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_PORT": "0"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+
+
 @pytest.fixture
 def trainer(tmp_path):
-    single_process_environment()
     trainer = PolicyTrainer(MODEL, ParallelConfig(), ALGORITHM, tmp_path / "rl", seed=1)
     yield trainer
     trainer.close()
@@ -120,7 +125,6 @@ def test_an_update_follows_the_advantages(trainer):
 
 
 def test_the_reference_stays_where_rl_started_also_after_a_resume(tmp_path, tokenizer):
-    single_process_environment()
     trainer = PolicyTrainer(MODEL, ParallelConfig(), ALGORITHM, tmp_path / "a", seed=1)
     trainer.export(tmp_path / "exported", tokenizer)
     trainer.close()
