@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
 from collections.abc import Mapping
 
 from composer.contract import Finding
 from composer.errors import LauncherError
 from launchers.base import OWNER_VARIABLE, Owner, sweep_processes
+
+CONNECT_DEADLINE_S = 5.0
 
 
 class RayLauncher:
@@ -34,6 +37,8 @@ class RayLauncher:
             LauncherError: no cluster answers, or it lacks what the plan asks for.
         """
         os.environ[OWNER_VARIABLE] = self.owner.mark
+        os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+        self._knock()
         import ray
 
         try:
@@ -54,6 +59,22 @@ class RayLauncher:
                     "add nodes, or make the mesh smaller (`composer plan` shows it)"
                 )
         return str(context.address_info["gcs_address"])  # pyright: ignore[reportAttributeAccessIssue]
+
+    def _knock(self) -> None:
+        """See that something listens at the address; Ray itself would wait for minutes."""
+        host, _, port = self.address.rpartition(":")
+        if not (host and port.isdigit()):
+            return
+        if host in ("127.0.0.1", "localhost"):
+            # Ray takes loopback for this machine's outside address unless clusters are switched off.
+            os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
+        try:
+            socket.create_connection((host, int(port)), timeout=CONNECT_DEADLINE_S).close()
+        except OSError as e:
+            raise LauncherError(
+                f"launcher.args.address={self.address!r}: no Ray cluster answers there ({e}); "
+                "start one with `ray start --head`, or use launcher=local"
+            ) from None
 
     def stop(self) -> None:
         """Disconnect; the run's actors end with the connection, the cluster stays."""
