@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from composer.errors import ResumeError
 from composer.schema import Stage
 
 
@@ -56,9 +57,19 @@ class Layout:
         return folder / "exported"
 
     def results(self, stage: Stage) -> dict[str, Any] | None:
-        """What a finished stage left; None if it is not finished."""
+        """What a finished stage left; None if it is not finished.
+
+        Raises:
+            ResumeError: the file is damaged.
+        """
         path = self.stage(stage) / "done.json"
-        return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+        if not path.exists():
+            return None
+        try:
+            found = json.loads(path.read_bytes())
+            return {**found, "wall_s": float(found["wall_s"])}
+        except (ValueError, KeyError, TypeError) as e:
+            raise ResumeError(f"{path} is damaged ({e!r}); delete it to run this stage again") from e
 
     def finish(self, stage: Stage, results: dict[str, Any]) -> None:
         """Mark a stage finished, atomically."""

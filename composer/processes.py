@@ -50,7 +50,7 @@ async def arrive(answer: Awaitable[Any], role: str, timeout_s: float | None = No
         return await asyncio.wait_for(answer, timeout_s)
     except ray.exceptions.RayTaskError as e:
         raise _own_error(e.cause, role) from None
-    except ray.exceptions.RayActorError as e:
+    except ray.exceptions.RayError as e:
         raise LauncherError(
             f"the {role} process died ({_first_line(e)}); memory is the usual cause: `dmesg` shows kills, "
             "`composer plan` shows what each process needs"
@@ -111,6 +111,7 @@ class Trainers:
         self.num_data_ranks, self.sequence_multiple = 1, 1
         self._data_ranks: list[int] = []
         self._sync: WeightSync | None = None
+        self._timeout_s = config.parallel.timeout_s
 
     async def ready(self) -> None:
         """Let the ranks meet.
@@ -131,8 +132,9 @@ class Trainers:
         streams = [rank.train_phase.options(num_returns="streaming").remote(*arguments) for rank in self.ranks]
         others = [asyncio.create_task(_drain(s)) for s in streams[1:]]
         try:
-            async for answer in streams[0]:
-                yield await arrive(answer, "trainer")
+            steps = aiter(streams[0])
+            while (answer := await arrive(anext(steps, None), "trainer", self._timeout_s)) is not None:
+                yield await arrive(answer, "trainer", self._timeout_s)
             await asyncio.gather(*others)
         except ray.exceptions.RayActorError as e:
             raise LauncherError(f"the trainer process died ({_first_line(e)}); `dmesg` shows kills for memory") from e
@@ -173,7 +175,7 @@ class Trainers:
         await self._all(rank.export.remote(str(folder)) for rank in self.ranks)
 
     async def _all(self, answers: Iterable[Awaitable[Any]]) -> list[Any]:
-        return await asyncio.gather(*(arrive(a, "trainer") for a in answers))
+        return await asyncio.gather(*(arrive(a, "trainer", self._timeout_s) for a in answers))
 
 
 class WeightSync:

@@ -48,7 +48,7 @@ def run(config: Config, plan: RunPlan, run_dir: Path) -> int:
         config.launcher, config.plugins, key="launcher", run_label=label, resources=plan.resources
     )
     backend = instantiate(config.env.sandbox, config.plugins, key="env.sandbox", run_label=label)
-    swept = launcher.sweep() + backend.sweep() + _sweep_weights()
+    swept = launcher.sweep() + backend.sweep() + _sweep_weights(config)
     if swept:
         console.info(f"removed {swept} leftovers of runs that were killed")
     check_machine(examine(config, plan))
@@ -146,7 +146,8 @@ def summarise(layout: Layout, config: Config, wall_s: float, peak_rss_bytes: int
     return summary
 
 
-def _sweep_weights() -> int:
-    from composer.weight_sync.store import sweep
+def _sweep_weights(config: Config) -> int:
+    from composer.weight_sync.store import SHARED_MEMORY, sweep
 
-    return sweep()
+    places = {SHARED_MEMORY, *([Path(config.weight_sync.directory)] if config.weight_sync.directory else [])}
+    return sum(sweep(place) for place in places)

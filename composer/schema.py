@@ -56,7 +56,7 @@ class ModelConfig:
     """A Hugging Face folder to start from; null: random weights."""
     tokenizer: str | None = None
     """A Hugging Face tokenizer folder; null: train a byte-level BPE of `vocab_size` on the mix."""
-    vocab_size: int = number(MISSING, 256)
+    vocab_size: int = number(MISSING, 263)
     """Tokens; also the size of a tokenizer that is trained."""
     hidden_size: int = number(MISSING, 32)
     """Features of the residual stream."""
@@ -198,13 +198,13 @@ class MixConfig:
 class LimitsConfig:
     """Limits of every sandbox (`composer.contract.SandboxLimits`); one that cannot be applied stops the start."""
 
-    memory_bytes: int = number(512 * 2**20, 2**20)
+    memory_bytes: int = number(512 * 2**20, 32 * 2**20)
     """Of all processes of a sandbox together."""
     num_processes: int = number(64, 1)
     """Processes and threads at a time."""
     file_bytes: int = number(64 * 2**20, 1)
     """Largest single file."""
-    disk_bytes: int = number(256 * 2**20, 1)
+    disk_bytes: int = number(256 * 2**20, 2**20)
     """Everything written to the sandbox's own file system."""
     cpu_seconds: int = number(60, 1)
     """CPU time of any one process."""
@@ -319,7 +319,7 @@ class AlgorithmConfig:
     kl_coefficient: float = number(0.0, 0)
     """Weight of the k1 estimate of KL(policy || reference), put into the reward (Composer 2 report)."""
     max_staleness: int = number(1, 0)
-    """Trainer version minus the version current when a group starts; a group that would exceed it waits."""
+    """Trainer version minus the oldest version in a group; one that exceeds it when its turn comes is dropped."""
     length_penalty: LengthPenaltyConfig = field(default_factory=LengthPenaltyConfig)
     """Subtracted from the reward."""
     microbatch_tokens: int = number(8192, 16)
@@ -362,6 +362,8 @@ class ParallelConfig:
     """Recompute activations in the backward pass instead of keeping them."""
     threads_per_process: int = number(1, 1)
     """OpenMP threads (CPU). More threads than cores slows everything down many times."""
+    timeout_s: float = number(1800.0, above=0)
+    """Wall time of one step, checkpoint or export, in seconds; the run ends when the trainer takes longer."""
 
 
 @dataclass(frozen=True)

@@ -182,7 +182,7 @@ async def rl_stage(run: Run, stage: Stage) -> dict[str, Any]:
     if version or state.groups:
         ledger.rollback(version)
         run.console.info(f"continuing after step {version} with {len(state.groups)} finished groups from the ledger")
-    await run.trainers.synchronise(version, FIRST_PROBE)
+    await run.trainers.synchronise(version, FIRST_PROBE[: config.generator.max_model_len - 1])
     with (
         run.record.stage(stage.value) as record,
         run.console.stage(stage.value, total=algorithm.num_steps, unit="steps", done=version) as bar,

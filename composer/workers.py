@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from composer import config as config_files
-from composer.errors import TaskError
+from composer.errors import ComposerError, TaskError
 from composer.instantiate import instantiate
 from composer.layout import Layout
 from composer.rollout.chat import TEMPLATES, Chat, install_template
@@ -291,8 +291,12 @@ class EnvWorker:
     def _task(self, split: Split, index: int) -> Task:
         try:
             return self.taskset.task(split, index)
+        except ComposerError:
+            raise
         except IndexError:
             raise TaskError(f"{self.taskset.name} has no {split} task {index}: ask for fewer tasks or steps") from None
+        except Exception as e:
+            raise TaskError(f"{self.taskset.name} broke on {split} task {index} ({e!r}): mend its `task`") from e
 
     async def stop(self) -> None:
         """Stop every sandbox."""

@@ -15,6 +15,8 @@ from composer.errors import LauncherError
 from launchers.base import OWNER_VARIABLE, Owner, sweep_processes, sweep_users_of
 
 FOLDER_PREFIX = "composer-ray-"
+LEAST_OBJECT_STORE_BYTES = 80 * 2**20
+"""Ray takes no less."""
 
 
 class LocalLauncher:
@@ -30,6 +32,10 @@ class LocalLauncher:
             object_store_bytes: shared memory for trajectories on their way to the trainer; Ray spills to disk beyond
                 it.
         """
+        if object_store_bytes < LEAST_OBJECT_STORE_BYTES:
+            raise ValueError(
+                f"`object_store_bytes` must be at least {LEAST_OBJECT_STORE_BYTES}, but is {object_store_bytes} instead"
+            )
         self.owner = Owner.current(run_label)
         self.resources = dict(resources)
         self.object_store_bytes = object_store_bytes

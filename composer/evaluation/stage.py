@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
-from composer.errors import ComposerError, GeneratorError
+from composer.errors import ComposerError, GeneratorError, ResumeError
 from composer.evaluation.metrics import EvaluationMetrics, evaluate_groups
 from composer.schema import EvaluationConfig
 from composer.types import Group, Split
@@ -46,6 +46,7 @@ async def evaluate(
 
     Raises:
         GeneratorError: not finished within `evaluation.timeout_s`, or no episode has a reward.
+        ResumeError: the finished tasks of an interrupted evaluation cannot be read.
     """
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "groups.jsonl"
@@ -91,8 +92,11 @@ def _read(path: Path) -> list[Group]:
     """Finished groups; a half-written last line is dropped."""
     if not path.exists():
         return []
-    whole = path.read_text(encoding="utf-8")
+    whole = path.read_text(encoding="utf-8", errors="replace")
     complete = whole[: whole.rfind("\n") + 1]
     if complete != whole:
         path.write_text(complete, encoding="utf-8")
-    return [Group.from_dict(json.loads(line)) for line in complete.splitlines()]
+    try:
+        return [Group.from_dict(json.loads(line)) for line in complete.splitlines()]
+    except (ValueError, KeyError, TypeError) as e:
+        raise ResumeError(f"{path} is damaged ({e!r}); delete it to run this evaluation again") from e

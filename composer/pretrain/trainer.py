@@ -161,6 +161,7 @@ def _build(phase: Phase, num_steps: int) -> TitanTrainer:
         weight_decay=config.weight_decay,
         max_grad_norm=config.max_grad_norm,
         seed=phase.seed,
+        timeout_s=parallel.timeout_s,
         # sessions share rows, so their number of rows changes from step to step
         pipeline_microbatches=max(parallel.pipeline_parallel, rows if config.kind is PhaseKind.pretrain else 1),
     )

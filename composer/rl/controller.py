@@ -113,6 +113,7 @@ class Controller:
         self._num_dropped = state.num_dropped
         self._failures_in_a_row = 0
         self._last_failure = ""
+        self._bug: Exception | None = None
         self._changed = asyncio.Event()
 
     async def run(self) -> None:
@@ -176,6 +177,8 @@ class Controller:
             self._drop(group_id, f"not finished after {algorithm.group_timeout_s:g} s", failed=True)
         except ComposerError as e:
             self._drop(group_id, str(e), failed=True)
+        except Exception as e:  # not a failure of an episode: the loop would meet it again and again
+            self._bug = e
         finally:
             self._running.pop(group_id, None)
             self._changed.set()
@@ -200,6 +203,8 @@ class Controller:
                 else:
                     batch.append(group)
             self._training = len(batch)
+            if self._bug is not None:
+                raise self._bug
             if self._failures_in_a_row >= 3 * per_step:
                 raise SandboxError(
                     f"{self._failures_in_a_row} groups in a row failed, the last one because: {self._last_failure}. "

@@ -103,21 +103,21 @@ def read_ledger(path: Path, step: int) -> LedgerState:
             )
         return state
     _cut_torn_line(path)
-    with path.open(encoding="utf-8") as lines:
+    with path.open("rb") as lines:
         for number, line in enumerate(lines, 1):
             try:
                 event = json.loads(line)
                 kind = event["event"]
                 if kind == "start":
-                    state.next_index = max(state.next_index, event["index"] + 1)
+                    state.next_index = max(state.next_index, int(event["index"]) + 1)
                 elif kind == "group":
                     finished[event["group"]] = Group.from_dict(event["data"])
                 elif kind == "drop":
                     dropped.add(event["group"])
                 elif kind == "step":
-                    state.steps[event["step"]] = event["groups"]
+                    state.steps[int(event["step"])] = [str(g) for g in event["groups"]]
                 elif kind == "rollback":
-                    state.steps = {s: g for s, g in state.steps.items() if s <= event["step"]}
+                    state.steps = {s: g for s, g in state.steps.items() if s <= int(event["step"])}
             except (ValueError, KeyError, TypeError) as e:
                 raise ResumeError(
                     f"{path}, line {number}, is damaged ({e}); delete that line to lose only its group"
@@ -128,7 +128,7 @@ def read_ledger(path: Path, step: int) -> LedgerState:
     state.steps = {s: g for s, g in state.steps.items() if s <= step}
     trained = {g for ids in state.steps.values() for g in ids}
     waiting = [g for g in finished if g not in trained and g not in dropped and g not in set(lost)]
-    state.groups = {g: finished[g] for g in (*lost, *waiting)}
+    state.groups = {g: finished[g] for g in (*lost, *waiting) if g in finished}  # a damaged line may have been deleted
     state.num_dropped = len(dropped)
     return state
 

@@ -84,6 +84,7 @@ class PolicyTrainer:
             beta2=algorithm.beta2,
             max_grad_norm=algorithm.max_grad_norm,
             seed=seed,
+            timeout_s=parallel.timeout_s,
         )
         self._trainer = trainer_config(model, parallel, settings, PolicyLoss.Config(algorithm=algorithm)).build()
         self._reference: list[Tensor] | None = None

@@ -98,7 +98,8 @@ async def run_episode(
             sandbox = await backend.start(task.files, limits)
             try:
                 outcome = await harness.run(conversation, sandbox, generate, episode_id, clock)
-                files = await _collect(sandbox) if outcome is Outcome.FINISHED else f"the episode ended with {outcome}"
+                finished = outcome is Outcome.FINISHED
+                files = await _collect(sandbox, limits.disk_bytes) if finished else f"the episode ended with {outcome}"
             finally:
                 await _stop(sandbox)
         if isinstance(files, str):
@@ -123,10 +124,10 @@ async def run_episode(
     return t
 
 
-async def _collect(sandbox: Sandbox) -> dict[str, bytes] | str:
+async def _collect(sandbox: Sandbox, max_bytes: int) -> dict[str, bytes] | str:
     """The files left behind, or why there are none to grade."""
     try:
-        return await sandbox.files()
+        return await sandbox.files(max_bytes)
     except OSError as error:
         return f"the files left behind cannot be collected: {error.strerror or error}"
 

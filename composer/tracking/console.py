@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
 import sys
@@ -13,6 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Self
 
+logger = logging.getLogger(__name__)
 LOG_EVERY_S = 10.0
 LOG_WIDTH = 100
 _EVALUATION_LABELS = {
@@ -91,6 +93,7 @@ class Console:
                 self._write(f"{note}\n")
 
     def _line(self, text: str, prefix: str) -> None:
+        logger.info("%s%s", prefix, text)  # for composer.log; a warning would come to the terminal once more
         with self._lock:
             if not self.terminal:
                 self._write(f"{time.strftime('%H:%M:%S')} {prefix}{text}\n")

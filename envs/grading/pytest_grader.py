@@ -64,7 +64,18 @@ class PytestGrader:
             concurrency: grading sandboxes at a time.
             memoise: grade equal files once.
             max_verdicts: how many verdicts are remembered.
+
+        Raises:
+            ValueError: a value is too small.
         """
+        for name, value, least in (
+            ("timeout_s", timeout_s, 0.1),
+            ("memory_bytes", memory_bytes, 32 * 2**20),
+            ("concurrency", concurrency, 1),
+            ("max_verdicts", max_verdicts, 1),
+        ):
+            if value < least:
+                raise ValueError(f"`{name}` must be at least {least}, but is {value} instead")
         self.timeout_s = timeout_s
         self.limits = SandboxLimits(
             memory_bytes=memory_bytes,

@@ -7,7 +7,7 @@ import asyncio
 
 import pytest
 
-from composer.errors import GeneratorError
+from composer.errors import GeneratorError, ResumeError
 from composer.evaluation.stage import evaluate
 from composer.schema import EvaluationConfig
 from composer.types import Generation, Group, Outcome, Split, Trajectory, Turn
@@ -58,3 +58,9 @@ def test_a_deadline_names_the_key(tmp_path):
 def test_nothing_scored_is_an_error(tmp_path):
     with pytest.raises(GeneratorError, match="no episode"):
         run(tmp_path, StandInRollouts(fail=set(range(6))))
+
+
+def test_a_damaged_file_of_finished_tasks_is_named(tmp_path):
+    (tmp_path / "groups.jsonl").write_bytes(b'{"id": "e0"}\n\xff\n')
+    with pytest.raises(ResumeError, match=r"groups\.jsonl is damaged .* delete it"):
+        run(tmp_path, StandInRollouts())

@@ -156,3 +156,15 @@ def test_the_last_lost_step_is_repeated_without_sampling(tmp_path):
     rollouts = StandInRollouts(policy)
     run(path, policy, rollouts, num_steps=3)
     assert rollouts.started == []
+
+
+def test_a_bug_in_the_rollouts_ends_the_run_instead_of_being_met_again_and_again(tmp_path):
+    class Buggy(StandInRollouts):
+        async def run_group(self, split, index, group_id, size, temperature):
+            self.started.append(index)
+            raise KeyError("not a failure of an episode")
+
+    rollouts = Buggy(StandInPolicy())
+    with pytest.raises(KeyError, match="not a failure"):
+        run(tmp_path / "l", StandInPolicy(), rollouts)
+    assert len(rollouts.started) <= 8

@@ -65,11 +65,31 @@ def test_a_torn_last_line_is_cut_off(tmp_path):
     assert read_ledger(path, 0).next_index == 2
 
 
-def test_a_damaged_line_is_named(tmp_path):
+@pytest.mark.parametrize(
+    "line",
+    [
+        b'{"event":"start"}',
+        b'{"event":"start","index":0,"group":"\xff\xfe"}',
+        b'{"event":"step","step":"one","groups":[]}',
+        b'{"event":"step","step":1,"groups":null}',
+        b'{"event":"group","group":"g0","data":{}}',
+        b"[1]",
+        b"",
+    ],
+)
+def test_a_damaged_line_is_named(tmp_path, line):
     path = tmp_path / "ledger.jsonl"
-    path.write_text('{"event":"start"}\n')
+    path.write_bytes(line + b"\n")
     with pytest.raises(ResumeError, match="line 1"):
         read_ledger(path, 0)
+
+
+def test_deleting_the_line_of_a_group_loses_only_that_group(tmp_path):
+    path = tmp_path / "ledger.jsonl"
+    write(path, [("group", group("a")), ("group", group("b")), ("step", 1, ["a", "b"])])
+    kept = [line for line in path.read_text().splitlines() if '"group":"a"' not in line]
+    path.write_text("\n".join(kept) + "\n")
+    assert list(read_ledger(path, 0).groups) == ["b"]
 
 
 def test_a_checkpoint_newer_than_the_ledger_is_refused(tmp_path):
