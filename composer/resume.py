@@ -28,9 +28,10 @@ SAFE = (
     "generator.gpu_memory_utilization",
     "generator.request_timeout_s",
     "generator.start_timeout_s",
-    "weight_sync.keep_versions",
-    "weight_sync.timeout_s",
+    "algorithm.min_start_average",
+    "weight_sync",
     "parallel.threads_per_process",
+    "parallel.timeout_s",
     "launcher.args",
     "env.sandbox.args",
 )

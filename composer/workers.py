@@ -14,14 +14,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from composer import config as config_files
-from composer.errors import ComposerError, TaskError
+from composer.errors import ComposerError, CorpusError, TaskError
 from composer.instantiate import instantiate
 from composer.layout import Layout
 from composer.rollout.chat import TEMPLATES, Chat, install_template
 from composer.rollout.episode import Env, EnvSettings, Rubric
 from composer.rollout.generator import GeneratorPool
 from composer.rollout.sessions import record_sessions, render_session, session_text
-from composer.schema import ChatTemplate, Config, SourceKind, Stage, TargetConfig
+from composer.schema import ChatTemplate, Config, PhaseKind, SourceKind, Stage, TargetConfig
 from composer.types import Generation, Group, Outcome, Split, Task, Trajectory
 
 if TYPE_CHECKING:
@@ -232,10 +232,18 @@ class EnvWorker:
             install_template(self.layout.tokenizer, env.chat_template)
         chat = Chat.load(self.layout.tokenizer)
         half = self.layout.sessions.with_suffix(".tmp")
+        longest = 0
         with half.open("w", encoding="utf-8") as file:
             for session in sessions:
                 ids, mask = render_session(session, chat, self.tools, env.system_prompt)
+                longest = max(longest, len(ids))
                 file.write(json.dumps({"token_ids": ids, "loss_mask": mask, "task": session.task_id}) + "\n")
+        for name, phase in config.mix.phases.items():
+            if phase.kind is PhaseKind.sft and longest > phase.seq_len:
+                raise CorpusError(
+                    f"mix.phases.{name}.seq_len={phase.seq_len}: the longest session has {longest} tokens; "
+                    f"start a new run with at least {longest}"
+                )
         half.replace(self.layout.sessions)
 
     async def check_tasks(self) -> None:

@@ -1,6 +1,7 @@
 """The evaluation stage: the same unseen tasks before and after RL, several episodes each.
 
 Finished tasks are appended to `groups.jsonl` at once, so an interrupted evaluation continues with those missing.
+A task that lost an episode to the infrastructure is run once more; if too many stay lost, the evaluation is not done.
 """
 
 from __future__ import annotations
@@ -14,7 +15,11 @@ from typing import Protocol
 from composer.errors import ComposerError, GeneratorError, ResumeError
 from composer.evaluation.metrics import EvaluationMetrics, evaluate_groups
 from composer.schema import EvaluationConfig
-from composer.types import Group, Split
+from composer.types import Group, Outcome, Split
+
+
+MAX_LOST_SHARE = 0.02
+"""Episodes that may stay lost: beyond it, the numbers of two evaluations could not be compared."""
 
 
 class Rollouts(Protocol):
@@ -45,23 +50,29 @@ async def evaluate(
         The metrics and the groups, in task order.
 
     Raises:
-        GeneratorError: not finished within `evaluation.timeout_s`, or no episode has a reward.
+        GeneratorError: not finished within `evaluation.timeout_s`, or too many episodes were lost.
         ResumeError: the finished tasks of an interrupted evaluation cannot be read.
     """
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "groups.jsonl"
     groups = {g.id: g for g in _read(path)}
-    missing = [i for i in range(evaluation.num_tasks) if _group_id(i) not in groups]
+    lossy: dict[str, Group] = {}
+    cause = ""
 
     with path.open("a", encoding="utf-8") as file:
 
         async def one(index: int) -> None:
+            nonlocal cause
             try:
                 group = await rollouts.run_group(
                     Split.EVALUATION, index, _group_id(index), evaluation.samples_per_task, evaluation.temperature
                 )
             except ComposerError as e:
-                warn(f"evaluation task {index} was lost: {e}")
+                cause = str(e)
+                return
+            lost = [t for t in group.trajectories if t.outcome is Outcome.INFRASTRUCTURE_ERROR]
+            if lost:
+                lossy[group.id], cause = group, lost[0].error
                 return
             file.write(json.dumps(group.to_dict(), separators=(",", ":")) + "\n")
             file.flush()
@@ -69,19 +80,29 @@ async def evaluate(
             progress(len(groups), group)
 
         try:
-            async with asyncio.timeout(evaluation.timeout_s), asyncio.TaskGroup() as tasks:
-                for index in missing:
-                    tasks.create_task(one(index))
+            async with asyncio.timeout(evaluation.timeout_s):
+                for attempt in range(2):
+                    missing = [i for i in range(evaluation.num_tasks) if _group_id(i) not in groups]
+                    if attempt and missing:
+                        warn(f"{len(missing)} evaluation tasks lost episodes and are run once more: {cause}")
+                    async with asyncio.TaskGroup() as tasks:
+                        for index in missing:
+                            tasks.create_task(one(index))
         except TimeoutError:
             raise GeneratorError(
                 f"the evaluation had finished {len(groups)} of {evaluation.num_tasks} tasks after "
                 f"evaluation.timeout_s={evaluation.timeout_s:g}; raise it and resume, finished tasks are kept"
             ) from None
+    groups = lossy | groups
     ordered = [groups[_group_id(i)] for i in range(evaluation.num_tasks) if _group_id(i) in groups]
-    try:
-        return evaluate_groups(ordered, evaluation.samples_per_task), ordered
-    except ValueError as e:
-        raise GeneratorError(str(e)) from e
+    asked = evaluation.num_tasks * evaluation.samples_per_task
+    lost_episodes = asked - sum(t.reward is not None for g in ordered for t in g.trajectories)
+    if lost_episodes > MAX_LOST_SHARE * asked:
+        raise GeneratorError(
+            f"{lost_episodes} of the evaluation's {asked} episodes were lost, the last one because: {cause}. "
+            "Mend that and resume; what was finished is kept"
+        )
+    return evaluate_groups(ordered, evaluation.samples_per_task), ordered
 
 
 def _group_id(index: int) -> str:

@@ -300,9 +300,9 @@ class TitanTrainer(Trainer):
     def _not_finite(self, what: str) -> TrainingError:
         lr = self.lr_schedulers.get_metrics()
         return TrainingError(
-            f"Step {self.step}: the {what} is not finite. Lower learning_rate (now "
-            f"{max(lr.values()):.3g}) or max_grad_norm (now {self.config.training.max_norm:g}) and "
-            f"resume; the checkpoints in {self.config.dump_folder}/checkpoints are intact."
+            f"Step {self.step}: the {what} is not finite. Start a new run with a lower learning_rate (now "
+            f"{max(lr.values()):.3g}) or max_grad_norm (now {self.config.training.max_norm:g}); "
+            f"the checkpoints in {self.config.dump_folder}/checkpoints are intact."
         )
 
 

@@ -6,6 +6,7 @@ What fails is attributed where it happens: a model's mistake has a reward, a fai
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -37,8 +38,8 @@ class Rubric:
         """
         for name, grader in self.graders.items():
             grade = await grader.grade(task, files, backend, t)
-            t.rewards[name] = grade.score
-            t.metadata[name] = grade.details
+            t.rewards[name] = float(grade.score)
+            t.metadata[name] = json.loads(json.dumps(grade.details, default=str))  # the record keeps it as JSON
         t.reward = sum(self.weights.get(name, 1.0) * score for name, score in t.rewards.items())
 
     def zero(self, t: Trajectory, reason: str) -> None:

@@ -76,7 +76,7 @@ def test_a_loss_that_is_not_finite(tmp_path):
         "mix.phases.pretrain.max_grad_norm=1e30",
         "mix.phases.pretrain.warmup_steps=0",
     )
-    check_sentence(result, 1, "is not finite", "Lower learning_rate", "checkpoints")
+    check_sentence(result, 1, "is not finite", "a new run with a lower learning_rate", "checkpoints")
     assert "composer resume=" in result.stdout
 
 

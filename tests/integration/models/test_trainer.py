@@ -185,7 +185,7 @@ def test_a_loss_that_is_not_finite_stops_with_checkpoints_intact(tmp_path: Path)
     before = {name: value.clone() for name, value in trainer.hf_state_dict()}
     with torch.no_grad():
         next(trainer.model_parts[0].parameters())[0] = float("nan")
-    with pytest.raises(TrainingError, match=r"Step 2: the loss is not finite\. Lower learning_rate \(now 0\.003\)"):
+    with pytest.raises(TrainingError, match=r"Step 2: the loss is not finite\. .* lower learning_rate \(now 0\.003\)"):
         trainer.update([batch(1)])
     trainer.close()
     trainer = build(QWEN, tmp_path)

@@ -39,8 +39,8 @@ def run(folder, rollouts, **kwargs):
 
 
 def test_an_interrupted_evaluation_runs_only_what_is_missing(tmp_path):
-    _, groups, _, warnings = run(tmp_path, StandInRollouts(fail={1, 4}))
-    assert len(groups) == 4 and len(warnings) == 2
+    with pytest.raises(GeneratorError, match=r"4 of the evaluation's 12 episodes were lost.*stand-in outage.*resume"):
+        run(tmp_path, StandInRollouts(fail={1, 4}))
     torn = (tmp_path / "groups.jsonl").read_text() + '{"id": "e1'
     (tmp_path / "groups.jsonl").write_text(torn)
     rollouts = StandInRollouts()
@@ -50,13 +50,31 @@ def test_an_interrupted_evaluation_runs_only_what_is_missing(tmp_path):
     assert seen[-1] == 6 and metrics.average_at_k == 0.5
 
 
+def test_a_task_that_lost_an_episode_is_run_once_more(tmp_path):
+    class Flaky(StandInRollouts):
+        async def run_group(self, split, index, group_id, size, temperature):
+            first = index not in self.asked
+            group = await super().run_group(split, index, group_id, size, temperature)
+            if index == 2 and first:
+                group.trajectories[0].outcome = Outcome.INFRASTRUCTURE_ERROR
+                group.trajectories[0].reward = None
+                group.trajectories[0].error = "stand-in outage"
+            return group
+
+    rollouts = Flaky()
+    metrics, _, _, warnings = run(tmp_path, rollouts)
+    assert rollouts.asked.count(2) == 2 and len(rollouts.asked) == 7
+    assert metrics.lost_episodes == 0 and metrics.num_tasks == 6
+    assert "run once more: stand-in outage" in warnings[0]
+
+
 def test_a_deadline_names_the_key(tmp_path):
     with pytest.raises(GeneratorError, match=r"evaluation\.timeout_s=0\.05"):
         run(tmp_path, StandInRollouts(seconds=5), timeout_s=0.05)
 
 
 def test_nothing_scored_is_an_error(tmp_path):
-    with pytest.raises(GeneratorError, match="no episode"):
+    with pytest.raises(GeneratorError, match="12 of the evaluation's 12 episodes were lost"):
         run(tmp_path, StandInRollouts(fail=set(range(6))))
 
 
