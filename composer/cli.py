@@ -53,7 +53,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         The exit code: 0; 2 for a wrong config; 3 for a machine that lacks something; 130 after Ctrl-C.
     """
     # A script's `composer &` starts it with SIGINT ignored; Ctrl-C and `kill -INT` must end a run all the same.
+    # SIGTERM is what schedulers and containers send: it ends a run as Ctrl-C does.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     if Path(sys.argv[0]).name == "__main__.py":  # `python -m composer`: help and completion name the command.
         sys.argv[0] = "composer"
     try:

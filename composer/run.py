@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import signal
 import time
 from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
@@ -35,7 +36,7 @@ def run(config: Config, plan: RunPlan, run_dir: Path) -> int:
         run_dir: claimed by this process, with config.yaml in it.
 
     Returns:
-        0, or 130 after Ctrl-C.
+        0, or 130 after SIGINT or SIGTERM.
 
     Raises:
         ComposerError: the run cannot go on; everything finished is on disk, and `resume` continues it.
@@ -58,7 +59,10 @@ def run(config: Config, plan: RunPlan, run_dir: Path) -> int:
         with record:
             for name in ("config.yaml", "plan.yaml"):
                 record.artifact(run_dir / name, folder="config")
-            asyncio.run(_run_stages(config, layout, label, launcher, record, console, plan))
+            try:
+                asyncio.run(_run_stages(config, layout, label, launcher, record, console, plan))
+            except asyncio.CancelledError:  # a signal ended it
+                raise KeyboardInterrupt from None
             summary = summarise(layout, config, time.monotonic() - started, record.peak_rss_bytes)
             record.results(summary)
             try:
@@ -89,6 +93,7 @@ async def _run_stages(
         # Here and not above: Ray reads its environment, which the launcher sets, when it is first imported.
         from composer.stages import STAGES, Run
 
+        _end_on_signals()
         run = Run(config, layout, label, record, console, plan)
         try:
             await run.rollouts.check_tasks()
@@ -98,6 +103,25 @@ async def _run_stages(
                 layout.finish(stage, {**results, "wall_s": time.monotonic() - before})
         finally:
             await run.stop()
+
+
+def _end_on_signals() -> None:
+    """Let the first SIGINT or SIGTERM end the run in an orderly way, and no further one cut the clean-up short.
+
+    After the cluster's start, since Ray installs a handler of its own for SIGTERM.
+    """
+    stages, loop = asyncio.current_task(), asyncio.get_running_loop()
+    assert stages is not None
+    ended = False
+
+    def end() -> None:
+        nonlocal ended
+        if not ended:
+            ended = True
+            stages.cancel()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, end)
 
 
 @contextlib.asynccontextmanager

@@ -17,7 +17,6 @@ from composer.evaluation.metrics import EvaluationMetrics, evaluate_groups
 from composer.schema import EvaluationConfig
 from composer.types import Group, Outcome, Split
 
-
 MAX_LOST_SHARE = 0.02
 """Episodes that may stay lost: beyond it, the numbers of two evaluations could not be compared."""
 

@@ -4,8 +4,11 @@ What stops before anything starts is tested with the parts; here are inputs that
 """
 
 import os
+import signal
 import subprocess
 import sys
+import tempfile
+import time
 from pathlib import Path
 
 import pytest
@@ -144,3 +147,32 @@ def test_a_full_disk(tmp_path):
         assert "the disk is full" in output and "free space and resume" in output, output
     finally:
         subprocess.run(["umount", "-l", str(small)], check=True)
+
+
+@pytest.mark.slow
+def test_sigterm_ends_a_run_as_ctrl_c_does_and_impatience_does_no_harm(tmp_path):
+    process = subprocess.Popen(
+        [sys.executable, "-m", "composer", f"run_root={tmp_path / 'runs'}", *SMALL],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    assert process.stdout is not None
+    output = ""
+    for line in process.stdout:
+        output += line
+        if "pretrain: " in line:
+            break
+    started = time.monotonic()
+    process.terminate()
+    time.sleep(0.3)
+    process.send_signal(signal.SIGINT)
+    output += process.stdout.read()
+    assert process.wait(60) == 130, output
+    assert time.monotonic() - started < 10
+    assert "Traceback" not in output and "composer resume=" in output
+    assert not list(Path(tempfile.gettempdir()).glob(f"composer-ray-{process.pid}-*"))
+    [status] = (tmp_path / "runs").glob("*/*/status.json")
+    assert '"interrupted"' in status.read_text()
