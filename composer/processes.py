@@ -227,7 +227,7 @@ class Rollouts:
 
     async def prepare(self) -> None:
         """Make the tokenizer and the expert's sessions that the mix asks for."""
-        await arrive(self.workers[0].prepare.remote(), "env worker")
+        await arrive(self.workers[0].prepare.remote(), "env worker", self._config.parallel.timeout_s)
 
     async def start_generators(self, model: Path, policy_version: int) -> None:
         """Start the generator replicas on an export and connect the env workers to them.

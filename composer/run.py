@@ -65,6 +65,7 @@ def run(config: Config, plan: RunPlan, run_dir: Path) -> int:
                 raise KeyboardInterrupt from None
             summary = summarise(layout, config, time.monotonic() - started, record.peak_rss_bytes)
             record.results(summary)
+            record.plots()
             try:
                 write_summary(run_dir, summary)
                 record.artifact(run_dir / "summary.json")
@@ -73,6 +74,9 @@ def run(config: Config, plan: RunPlan, run_dir: Path) -> int:
     except KeyboardInterrupt:
         interrupted = True
         summary = summarise(layout, config, time.monotonic() - started, record.peak_rss_bytes)
+    if interrupted and not summary["stages"]:
+        console.info(f"interrupted; continue with: composer resume={run_dir}")
+        return 130
     console.closing_table(
         summary,
         ui_command=record.ui_command,

@@ -363,7 +363,7 @@ class ParallelConfig:
     threads_per_process: int = number(1, 1)
     """OpenMP threads (CPU). More threads than cores slows everything down many times."""
     timeout_s: float = number(1800.0, above=0)
-    """Wall time of one step, checkpoint or export, in seconds; the run ends when the trainer takes longer."""
+    """Wall time of one step, checkpoint, export, or of making the sessions, in seconds; the run ends after it."""
 
 
 @dataclass(frozen=True)

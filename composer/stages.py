@@ -208,7 +208,6 @@ async def rl_stage(run: Run, stage: Stage) -> dict[str, Any]:
         finally:
             ledger.close()
         await run.trainers.export(layout.export(layout.stage(stage)))
-        run.record.plots()
     return {"summary": {"steps": algorithm.num_steps}}
 
 
