@@ -284,10 +284,16 @@ def normalise(overrides: Sequence[str]) -> list[str]:
 
     `experiment=x` can only mean `+experiment=x`, since no experiment is chosen by default; a key inside a mapping with
     free names (`mix.phases.sft.warmup_steps`, `env.taskset.args.seed`) need not stand in the group's file.
+
+    Raises:
+        ConfigError: a mapping is set to `{}`, which Hydra merges into what is there and so ignores.
     """
     result = []
     for override in overrides:
-        key, equals, _ = override.partition("=")
+        key, equals, value = override.partition("=")
+        if value.strip() == "{}":
+            key = key.lstrip("+")
+            raise ConfigError(key, "{}", f"changes nothing, since entries are merged; remove one with `~{key}.<name>`")
         if equals and key == "experiment":
             result.append(f"+{override}")
         elif equals and key[:1] not in ("+", "~") and accepts(Config, key) == (True, True):

@@ -164,3 +164,9 @@ def test_the_base_has_every_key() -> None:
 
 def test_a_config_dir_that_is_not_there() -> None:
     assert error_of(config_dir=Path("/nowhere")).key == "--config-dir"
+
+
+@pytest.mark.parametrize("override", ["env.tools={}", "++mix.phases={}"])
+def test_an_empty_mapping_is_refused_since_hydra_would_ignore_it(override: str) -> None:
+    with pytest.raises(ConfigError, match=r"changes nothing.*remove one with `~"):
+        compose([override])
