@@ -56,6 +56,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     # SIGTERM is what schedulers and containers send: it ends a run as Ctrl-C does.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+    if (here := os.getcwd()) not in sys.path:  # noqa: PTH109 (as text)
+        sys.path.insert(0, here)  # plugins lie where the command is called, as with `python -m composer`
     if Path(sys.argv[0]).name == "__main__.py":  # `python -m composer`: help and completion name the command.
         sys.argv[0] = "composer"
     try:
@@ -319,7 +321,9 @@ def _execute(config: Config, plan: RunPlan, run_dir: Path) -> int:
             status = Status.interrupted
             raise
         except Exception as error:
-            error.add_note(f"what is finished is kept; continue with: composer resume={run_dir}")
+            if (run_dir / "stages").is_dir():  # something was begun
+                logs = f"the processes' own logs are in {run_dir / 'logs'}"
+                error.add_note(f"what is finished is kept; continue with: composer resume={run_dir} ({logs})")
             raise
         finally:
             directory.set_status(status)

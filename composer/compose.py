@@ -235,7 +235,7 @@ class HydraSession:
         hint = suggest(name, options)
         meant = f"; did you mean `{group}={hint}`?" if hint else ""
         if group.startswith("hydra/"):
-            meant += "; more come with Hydra's plugins, such as pip install 'composer[optuna]'"
+            meant += "; more come with Hydra's plugins, such as pip install -e '.[optuna]'"
         source = re.match(r"In '([^']+)'", text)
         where = f" (asked for in {source[1]})" if source and source[1] != self.config_name else ""
         return ConfigError(group, name, f"no such option; the options are {', '.join(options)}{meant}{where}")

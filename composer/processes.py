@@ -23,7 +23,7 @@ from composer.layout import Layout
 from composer.rl.packing import PackedRows
 from composer.schema import Config
 from composer.types import Group, Split
-from composer.workers import EnvWorker, TrainerRank
+from composer.workers import EnvWorker, GeneratorReplica, TrainerRank
 
 if TYPE_CHECKING:
     from composer.rollout.generator import GeneratorPool
@@ -235,15 +235,16 @@ class Rollouts:
         Raises:
             GeneratorError: one did not start.
         """
-        from composer.rollout.generator import GeneratorPool, Replica
+        from composer.rollout.generator import GeneratorPool
 
         config = self._config
         places = Places("generator", config.generator.num_replicas, self._options("generator"))
         await places.ready()
         replicas = {
-            f"generator-{i}": ray.remote(Replica)
+            f"generator-{i}": ray.remote(GeneratorReplica)
             .options(**places.options(i), max_concurrency=1024)
             .remote(
+                str(self._layout.run_dir),
                 f"generator-{i}",
                 str(model),
                 config.generator,

@@ -12,7 +12,7 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -59,10 +59,13 @@ def run(config: Config, plan: RunPlan, run_dir: Path) -> int:
         with record:
             for name in ("config.yaml", "plan.yaml"):
                 record.artifact(run_dir / name, folder="config")
-            try:
-                asyncio.run(_run_stages(config, layout, label, launcher, record, console, plan))
-            except asyncio.CancelledError:  # a signal ended it
-                raise KeyboardInterrupt from None
+            missing = [s for s in config.stages if layout.results(s) is None]
+            if missing:
+                with _cluster(launcher):
+                    try:
+                        asyncio.run(_run_stages(missing, config, layout, label, record, console, plan))
+                    except asyncio.CancelledError:  # a signal ended it
+                        raise KeyboardInterrupt from None
             summary = summarise(layout, config, time.monotonic() - started, record.peak_rss_bytes)
             record.results(summary)
             record.plots()
@@ -87,26 +90,22 @@ def run(config: Config, plan: RunPlan, run_dir: Path) -> int:
 
 
 async def _run_stages(
-    config: Config, layout: Layout, label: str, launcher: Launcher, record: Record, console: Console, plan: RunPlan
+    stages: list[Stage], config: Config, layout: Layout, label: str, record: Record, console: Console, plan: RunPlan
 ) -> None:
-    """Bring the processes up, walk the stages, take the processes down."""
-    missing = [s for s in config.stages if layout.results(s) is None]
-    if not missing:
-        return
-    async with _cluster(launcher):
-        # Here and not above: Ray reads its environment, which the launcher sets, when it is first imported.
-        from composer.stages import STAGES, Run
+    """Walk the stages that are not finished, and take their processes down."""
+    # Here and not above: Ray reads its environment, which the launcher sets, when it is first imported.
+    from composer.stages import STAGES, Run
 
-        _end_on_signals()
-        run = Run(config, layout, label, record, console, plan)
-        try:
-            await run.rollouts.check_tasks()
-            for stage in missing:
-                before = time.monotonic()
-                results = await STAGES[stage](run, stage)
-                layout.finish(stage, {**results, "wall_s": time.monotonic() - before})
-        finally:
-            await run.stop()
+    _end_on_signals()
+    run = Run(config, layout, label, record, console, plan)
+    try:
+        await run.rollouts.check_tasks()
+        for stage in stages:
+            before = time.monotonic()
+            results = await STAGES[stage](run, stage)
+            layout.finish(stage, {**results, "wall_s": time.monotonic() - before})
+    finally:
+        await run.stop()
 
 
 def _end_on_signals() -> None:
@@ -128,8 +127,9 @@ def _end_on_signals() -> None:
         loop.add_signal_handler(number, end)
 
 
-@contextlib.asynccontextmanager
-async def _cluster(launcher: Launcher) -> AsyncIterator[None]:
+@contextlib.contextmanager
+def _cluster(launcher: Launcher) -> Iterator[None]:
+    """The Ray cluster. Outside the event loop, so that Ctrl-C ends a start that is under way."""
     try:
         launcher.start()
         yield

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 import os
 import socket
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,7 +20,7 @@ from composer.instantiate import instantiate
 from composer.layout import Layout
 from composer.rollout.chat import TEMPLATES, Chat, install_template
 from composer.rollout.episode import Env, EnvSettings, Rubric
-from composer.rollout.generator import GeneratorPool
+from composer.rollout.generator import GeneratorPool, Replica
 from composer.rollout.sessions import record_sessions, render_session, session_text
 from composer.schema import ChatTemplate, Config, PhaseKind, SourceKind, Stage, TargetConfig
 from composer.types import Generation, Group, Outcome, Split, Task, Trajectory
@@ -32,11 +33,31 @@ if TYPE_CHECKING:
     from composer.weight_sync.store import VersionStore
 
 
+def log_to(run_dir: Path, name: str) -> None:
+    """Send all that this process and its children print to `<run_dir>/logs/<name>.log`."""
+    folder = run_dir / "logs"
+    folder.mkdir(exist_ok=True)
+    with (folder / f"{name}.log").open("ab") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", force=True)
+
+
+class GeneratorReplica(Replica):
+    """A generator with its log in the run directory."""
+
+    def __init__(self, run_dir: str, name: str, *arguments: Any) -> None:
+        """As `Replica`."""
+        log_to(Path(run_dir), name)
+        super().__init__(name, *arguments)
+
+
 class TrainerRank:
     """One rank of the trainer. Every method except `address` and `join` is collective."""
 
     def __init__(self, run_dir: str, rank: int, world_size: int) -> None:
         """Nothing heavy is imported yet, so that all ranks start at once."""
+        log_to(Path(run_dir), f"trainer-{rank}")
         self.layout = Layout(Path(run_dir))
         self.config = config_files.load(self.layout.run_dir)
         self.rank = rank
@@ -183,6 +204,7 @@ class EnvWorker:
         Raises:
             ConfigError: a target refuses its arguments.
         """
+        log_to(Path(run_dir), f"env-{os.getpid()}")
         self.layout = Layout(Path(run_dir))
         config = self.config = config_files.load(self.layout.run_dir)
         env = config.env

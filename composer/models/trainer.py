@@ -109,7 +109,7 @@ class TitanTrainer(Trainer):
         except (Exception, CheckpointException) as error:  # torch derives the latter from BaseException
             causes = [failure[0] for failure in getattr(error, "failures", {}).values()] or [error]
             raise ResumeError(
-                f"The newest checkpoint in {self.checkpointer.folder} cannot be loaded: {causes[0]}. "
+                f"The newest checkpoint in {self.checkpointer.folder} cannot be loaded ({causes[0]!r}). "
                 "Give back the settings it was made with, or delete its step-* folder to continue from "
                 "the one before."
             ) from error

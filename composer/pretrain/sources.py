@@ -68,6 +68,8 @@ def open_source(key: str, source: SourceConfig, piece_bytes: int) -> list[Docume
             documents = [d for name, p in _stdlib_modules() for d in _prose(p, name)]
         case SourceKind.files:
             root = _existing(key, source.path, "a folder of text files")
+            if not source.pattern or source.pattern.startswith("/") or ".." in Path(source.pattern).parts:
+                raise CorpusError(f"{key}.pattern={source.pattern!r}: give a pattern below the path, such as '**/*.py'")
             found = sorted(p for p in root.glob(source.pattern) if p.is_file() and p.stat().st_size)
             documents = [_file(p, p.relative_to(root).as_posix(), piece_bytes) for p in found]
         case SourceKind.jsonl:
@@ -157,6 +159,8 @@ def docstrings(source: str) -> str:
 
 
 def _json_lines(key: str, path: Path, text_field: str) -> list[Document]:
+    if not path.is_file():
+        raise CorpusError(f"{key}.path={str(path)!r}: it is a folder; give a file of JSON lines")
     offsets = [0]
     with path.open("rb") as file:
         for line in file:
@@ -167,7 +171,10 @@ def _json_lines(key: str, path: Path, text_field: str) -> list[Document]:
             file.seek(offsets[number])
             line = file.readline()
         try:
-            return Piece(str(json.loads(line)[text_field]), True)
+            text = json.loads(line)[text_field]
+            if not isinstance(text, str):
+                raise TypeError(f"it holds a {type(text).__name__}")
+            return Piece(text, True)
         except (ValueError, KeyError, TypeError) as error:
             raise CorpusError(
                 f"{key}.path={str(path)!r}: line {number + 1} is not a JSON object with the key "

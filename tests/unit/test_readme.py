@@ -1,0 +1,47 @@
+"""The README's own examples, typed as they stand there."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from composer.cli import main
+
+README = (Path(__file__).parents[2] / "README.md").read_text()
+
+
+def block(language: str, first_words: str) -> str:
+    [found] = [
+        b for b in re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL) if first_words in b.splitlines()[0]
+    ]
+    return found
+
+
+def command(words: str) -> list[str]:
+    [line] = [line for line in README.splitlines() if line.startswith("    composer ") and words in line]
+    return shlex.split(line)[1:]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    return tmp_path
+
+
+def test_your_own_env(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "ours").mkdir()
+    (folder / "ours" / "env.py").write_text(block("python", "ours/env.py"))
+    assert main(command("plugins=[ours]")) == 0, capsys.readouterr()
+
+
+def test_your_own_mix(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "my_conf" / "mix").mkdir(parents=True)
+    (folder / "my_conf" / "mix" / "ours.yaml").write_text(block("yaml", "mix/ours.yaml"))
+    assert main(["plan", *command("--config-dir my_conf")]) == 0, capsys.readouterr()
+
+
+@pytest.mark.parametrize("path", re.findall(r"\]\(((?!http)[^)]+)\)", README))
+def test_what_is_linked_is_there(path: str) -> None:
+    assert (Path(__file__).parents[2] / path).exists()
