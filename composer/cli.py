@@ -322,8 +322,8 @@ def _execute(config: Config, plan: RunPlan, run_dir: Path) -> int:
             raise
         except Exception as error:
             if (run_dir / "stages").is_dir():  # something was begun
-                logs = f"the processes' own logs are in {run_dir / 'logs'}"
-                error.add_note(f"what is finished is kept; continue with: composer resume={run_dir} ({logs})")
+                error.add_note(f"the processes' own logs are in {run_dir / 'logs'}")
+                error.add_note(f"what is finished is kept; continue with: composer resume={run_dir}")
             raise
         finally:
             directory.set_status(status)
