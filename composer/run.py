@@ -51,7 +51,7 @@ def run(config: Config, plan: RunPlan, run_dir: Path) -> int:
     backend = instantiate(config.env.sandbox, config.plugins, key="env.sandbox", run_label=label)
     swept = launcher.sweep() + backend.sweep() + _sweep_weights(config)
     if swept:
-        console.info(f"removed {swept} leftovers of runs that were killed")
+        console.info(f"removed what runs that were killed on this machine had left behind ({swept})")
     check_machine(examine(config, plan))
     record = Record.open(config, run_dir, warn=console.warn, tags={"name": plan.name})
     interrupted = False
