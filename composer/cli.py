@@ -321,7 +321,7 @@ def _execute(config: Config, plan: RunPlan, run_dir: Path) -> int:
             status = Status.interrupted
             raise
         except Exception as error:
-            if (run_dir / "stages").is_dir():  # something was begun
+            if (run_dir / "logs").is_dir():  # something was begun
                 error.add_note(f"the processes' own logs are in {run_dir / 'logs'}")
                 error.add_note(f"what is finished is kept; continue with: composer resume={run_dir}")
             raise

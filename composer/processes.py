@@ -47,7 +47,8 @@ async def arrive(answer: Awaitable[Any], role: str, timeout_s: float | None = No
         LauncherError: the actor died, or did not answer in time.
     """
     try:
-        return await asyncio.wait_for(answer, timeout_s)
+        async with asyncio.timeout(timeout_s):  # and not wait_for, which can swallow a cancellation (CPython 86296)
+            return await answer
     except ray.exceptions.RayTaskError as e:
         raise _own_error(e.cause, role) from None
     except ray.exceptions.RayError as e:

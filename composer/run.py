@@ -134,7 +134,13 @@ def _cluster(launcher: Launcher) -> Iterator[None]:
         launcher.start()
         yield
     finally:
-        launcher.stop()
+        # What is on its way to its end is not to be cut short; whoever is in a hurry still has SIGKILL.
+        before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            launcher.stop()
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
 
 
 def check_machine(findings: Iterable[Finding]) -> None:

@@ -162,10 +162,10 @@ class Controller:
         """Run one group to its end; whatever happens, it is either ready or dropped afterwards."""
         algorithm = self.algorithm
         try:
-            group = await asyncio.wait_for(
-                self.rollouts.run_group(Split.TRAIN, index, group_id, algorithm.group_size, algorithm.temperature),
-                algorithm.group_timeout_s,
-            )
+            async with asyncio.timeout(algorithm.group_timeout_s):
+                group = await self.rollouts.run_group(
+                    Split.TRAIN, index, group_id, algorithm.group_size, algorithm.temperature
+                )
             lost = [t for t in group.trajectories if t.outcome is Outcome.INFRASTRUCTURE_ERROR]
             if len(group.trajectories) - len(lost) >= 2:
                 self.ledger.group(group)

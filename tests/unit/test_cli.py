@@ -130,7 +130,7 @@ def test_a_chosen_directory_is_never_overwritten(runs: list[Any], capsys: pytest
 
 def test_a_failed_run_says_why_in_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     def run(config: Config, plan: Any, run_dir: Path) -> int:
-        (run_dir / "stages").mkdir()
+        (run_dir / "logs").mkdir()
         raise TrainingError("the loss is not finite at step 3: lower the learning rate")
 
     stand_in(monkeypatch, run)
