@@ -2,6 +2,7 @@
 
 <run_dir>/
     config.yaml  plan.yaml  status.json      what runs, and how far it is
+    times.json                               how long each start took, stage by stage
     metrics.jsonl  traces.jsonl  mlflow.json the record (composer/tracking)
     tokenizer/                               the tokenizer that all processes read
     sessions.jsonl                           the scripted expert's sessions, as token ids
@@ -28,6 +29,11 @@ class Layout:
     """Paths of one run directory."""
 
     run_dir: Path
+
+    @property
+    def times(self) -> Path:
+        """What each start of the run took."""
+        return self.run_dir / "times.json"
 
     @property
     def tokenizer(self) -> Path:

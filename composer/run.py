@@ -11,20 +11,21 @@ import asyncio
 import contextlib
 import os
 import signal
-import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from composer.clock import Clock
 from composer.contract import Finding, Launcher
 from composer.doctor import examine
 from composer.errors import MachineError
 from composer.instantiate import instantiate
 from composer.layout import Layout
-from composer.plan import RunPlan
+from composer.plan import RunPlan, StagePlan
 from composer.schema import Config, Stage
 from composer.tracking.console import Console, write_summary
 from composer.tracking.mlflow import Record
+from composer.tracking.plots import read_metrics
 
 
 def run(config: Config, plan: RunPlan, run_dir: Path) -> int:
@@ -42,8 +43,8 @@ def run(config: Config, plan: RunPlan, run_dir: Path) -> int:
         ComposerError: the run cannot go on; everything finished is on disk, and `resume` continues it.
     """
     console = Console()
-    started = time.monotonic()
     layout = Layout(run_dir)
+    clock = Clock(layout.times)
     label = run_label(run_dir)
     launcher: Launcher = instantiate(
         config.launcher, config.plugins, key="launcher", run_label=label, resources=plan.resources
@@ -63,10 +64,10 @@ def run(config: Config, plan: RunPlan, run_dir: Path) -> int:
             if missing:
                 with _cluster(launcher):
                     try:
-                        asyncio.run(_run_stages(missing, config, layout, label, record, console, plan))
+                        asyncio.run(_run_stages(missing, config, layout, label, record, console, plan, clock))
                     except asyncio.CancelledError:  # a signal ended it
                         raise KeyboardInterrupt from None
-            summary = summarise(layout, config, time.monotonic() - started, record.peak_rss_bytes)
+            summary = summarise(layout, plan, config, clock, record.peak_rss_bytes)
             record.results(summary)
             record.plots()
             try:
@@ -76,7 +77,8 @@ def run(config: Config, plan: RunPlan, run_dir: Path) -> int:
                 console.warn(f"summary.json could not be written ({e.strerror}); its numbers are in the table below")
     except KeyboardInterrupt:
         interrupted = True
-        summary = summarise(layout, config, time.monotonic() - started, record.peak_rss_bytes)
+        summary = summarise(layout, plan, config, clock, record.peak_rss_bytes)
+    clock.save()
     if interrupted and not summary["stages"]:
         console.info(f"interrupted; continue with: composer resume={run_dir}")
         return 130
@@ -90,7 +92,14 @@ def run(config: Config, plan: RunPlan, run_dir: Path) -> int:
 
 
 async def _run_stages(
-    stages: list[Stage], config: Config, layout: Layout, label: str, record: Record, console: Console, plan: RunPlan
+    stages: list[Stage],
+    config: Config,
+    layout: Layout,
+    label: str,
+    record: Record,
+    console: Console,
+    plan: RunPlan,
+    clock: Clock,
 ) -> None:
     """Walk the stages that are not finished, and take their processes down."""
     # Here and not above: Ray reads its environment, which the launcher sets, when it is first imported.
@@ -98,14 +107,17 @@ async def _run_stages(
 
     _end_on_signals()
     run = Run(config, layout, label, record, console, plan)
+    saving = asyncio.create_task(clock.keep_saving())
     try:
         await run.rollouts.check_tasks()
         for stage in stages:
-            before = time.monotonic()
-            results = await STAGES[stage](run, stage)
-            layout.finish(stage, {**results, "wall_s": time.monotonic() - before})
+            with clock.stage(stage.value):
+                results = await STAGES[stage](run, stage)
+            layout.finish(stage, {**results, "wall_s": clock.stages[stage.value]})
     finally:
         await run.stop()
+        saving.cancel()
+        clock.save()
 
 
 def _end_on_signals() -> None:
@@ -161,15 +173,20 @@ def run_label(run_dir: Path) -> str:
     )
 
 
-def summarise(layout: Layout, config: Config, wall_s: float, peak_rss_bytes: int) -> dict[str, Any]:
-    """The closing table as data, from what the stages left."""
+def summarise(layout: Layout, plan: RunPlan, config: Config, clock: Clock, peak_rss_bytes: int) -> dict[str, Any]:
+    """The closing table as data, from what the stages left. Times are in seconds, of all starts together."""
     results = {s: r for s in config.stages if (r := layout.results(s)) is not None}
+    stages = {s.value: {"wall_s": r["wall_s"], **r.get("summary", {})} for s, r in results.items()}
+    begun = clock.stages
+    for stage in plan.stages:
+        if (name := stage.stage.value) in begun and name not in stages:
+            stages[name] = {"wall_s": begun[name], **_reached(layout, stage, config)}
     summary: dict[str, Any] = {
         "seed": config.seed,
         "evaluation": {},
-        "stages": {s.value: {"wall_s": r["wall_s"], **r.get("summary", {})} for s, r in results.items()},
-        "wall_s": sum(r["wall_s"] for r in results.values()),
-        "session_wall_s": wall_s,
+        "stages": stages,
+        "wall_s": clock.wall_s,
+        "starts": len(clock.starts),
         "peak_rss_bytes": peak_rss_bytes,
     }
     for stage, name in ((Stage.evaluate_before, "before"), (Stage.evaluate_after, "after")):
@@ -178,6 +195,17 @@ def summarise(layout: Layout, config: Config, wall_s: float, peak_rss_bytes: int
     if Stage.pretrain in results:
         summary["codebase_loss"] = results[Stage.pretrain]["codebase_loss"]
     return summary
+
+
+def _reached(layout: Layout, stage: StagePlan, config: Config) -> dict[str, Any]:
+    """How far an unfinished stage came, by what is on disk."""
+    if stage.steps:
+        series = read_metrics(layout.run_dir).get(stage.stage.value, {})
+        done = max((step for points in series.values() for step, _ in points), default=0)
+        return {"unit": "step", "done": done, "of": stage.steps}
+    groups = layout.stage(stage.stage) / "groups.jsonl"
+    done = groups.read_bytes().count(b"\n") if groups.exists() else 0
+    return {"unit": "task", "done": done, "of": config.evaluation.num_tasks}
 
 
 def _sweep_weights(config: Config) -> int:

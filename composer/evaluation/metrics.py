@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from statistics import stdev
 from typing import Any
 
 from composer.types import Group, Outcome
@@ -26,7 +27,7 @@ class EvaluationMetrics:
     average_at_k: float
     best_at_k: float
     standard_error: float
-    """Of average@k, over tasks."""
+    """Of average@k, with tasks as the independent samples: episodes of one task are alike. NaN of a single task."""
     generated_tokens: float
     turns: float
     seconds: float
@@ -55,7 +56,7 @@ def evaluate_groups(groups: Sequence[Group], k: int) -> EvaluationMetrics:
     per_task = [rewards for g in groups if (rewards := [t.reward for t in g.trajectories if t.reward is not None])]
     averages = [sum(r) / len(r) for r in per_task]
     average = sum(averages) / len(averages)
-    variance = sum((a - average) ** 2 for a in averages) / max(1, len(averages) - 1)
+    error = stdev(averages) / math.sqrt(len(averages)) if len(averages) > 1 else math.nan
 
     def mean(values: Sequence[float]) -> float:
         return sum(values) / len(values)
@@ -66,7 +67,7 @@ def evaluate_groups(groups: Sequence[Group], k: int) -> EvaluationMetrics:
         num_episodes=len(scored),
         average_at_k=average,
         best_at_k=mean([max(r) for r in per_task]),
-        standard_error=math.sqrt(variance / len(averages)),
+        standard_error=error,
         generated_tokens=mean([t.num_generated_tokens for t in scored]),
         turns=mean([len(t.turns) for t in scored]),
         seconds=mean([t.seconds for t in scored]),

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import re
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Self
@@ -289,32 +290,58 @@ def _print_closing(console: Any, summary: Mapping[str, Any]) -> None:
 
     evaluation = summary.get("evaluation") or {}
     before, after = evaluation.get("before") or {}, evaluation.get("after") or {}
-    loss = summary.get("codebase_loss") or {}
     learnt = Table("", "before", "after", "change", box=box.SIMPLE_HEAVY, title="What was learnt", title_justify="left")
     for column in learnt.columns[1:]:
         column.justify = "right"
-    rows = [("codebase loss (nats a token)", loss.get("before"), loss.get("after"))]
-    for label, first, last in [*rows, *_evaluation_rows(before, after)]:
-        change = "-" if first is None or last is None else f"{last - first:+.3g}"
-        learnt.add_row(label, number_text(first), number_text(last), change)
+    plus_minus = "+-" if console.options.ascii_only else "±"
+    for label, first, last in _loss_rows(summary.get("codebase_loss") or {}):
+        learnt.add_row(label, number_text(first), number_text(last), _change(first, last))
+    for key, label in _evaluation_labels([*before, *after]).items():
+        scores = (_score_text(evaluation, key, plus_minus) for evaluation in (before, after))
+        learnt.add_row(label, *scores, _change(before.get(key), after.get(key)))
     console.print(learnt)
     cost = Table("", "", box=box.SIMPLE, show_header=False, title="What it took", title_justify="left")
     cost.columns[1].justify = "right"
     for name, stage in (summary.get("stages") or {}).items():
-        steps = f"{number_text(stage['steps'])} steps, " if stage.get("steps") is not None else ""
-        cost.add_row(name, f"{steps}{duration_text(stage.get('wall_s'))}")
-    cost.add_row("wall time", duration_text(summary.get("wall_s")))
+        cost.add_row(name, f"{_reached(stage)}{duration_text(stage.get('wall_s'))}")
+    starts = summary.get("starts", 1)
+    cost.add_row("wall time" if starts == 1 else f"wall time of {starts} starts", duration_text(summary.get("wall_s")))
     cost.add_row("peak memory", bytes_text(summary.get("peak_rss_bytes")))
     console.print(cost)
 
 
-def _evaluation_rows(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
-    """(label, before, after) of what an evaluation says, average@k and best@k first."""
-    keys = dict.fromkeys([*before, *after])
+def _loss_rows(loss: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
+    """(label, before, after). What SFT, which reads no code, makes of the loss stands beside what pretraining did."""
+    rows = [("codebase loss, pretraining (nats a token)", loss.get("before"), loss.get("after"))]
+    if loss.get("after_all_phases") not in (None, loss.get("after")):
+        rows.append(("codebase loss, all phases (nats a token)", loss.get("before"), loss["after_all_phases"]))
+    return rows
+
+
+def _evaluation_labels(keys: Iterable[str]) -> dict[str, str]:
+    """Key -> label of what an evaluation says, average@k and best@k first."""
+    keys = dict.fromkeys(keys)
     scores = [m for kind in ("average", "best") for key in keys if (m := re.fullmatch(rf"({kind})_at_(\d+)", key))]
     labels = {score[0]: f"{score[1]}@{score[2]} on unseen tasks" for score in scores}
-    labels |= {key: label for key, label in _EVALUATION_LABELS.items() if key in keys}
-    return [(label, before.get(key), after.get(key)) for key, label in labels.items()]
+    return labels | {key: label for key, label in _EVALUATION_LABELS.items() if key in keys}
+
+
+def _score_text(evaluation: Mapping[str, Any], key: str, plus_minus: str) -> str:
+    """A number of an evaluation; average@k with its standard error."""
+    error = evaluation.get("standard_error") if key.startswith("average_at_") else None
+    known = error is not None and math.isfinite(error)
+    return number_text(evaluation.get(key)) + (f" {plus_minus} {error:.2g}" if known else "")
+
+
+def _change(first: float | None, last: float | None) -> str:
+    return "-" if first is None or last is None else f"{last - first:+.3g}"
+
+
+def _reached(stage: Mapping[str, Any]) -> str:
+    """What stands before a stage's time: its steps, or where it was interrupted."""
+    if "of" in stage:
+        return f"interrupted at {stage['unit']} {stage['done']:,} of {stage['of']:,}, "
+    return f"{number_text(stage['steps'])} steps, " if stage.get("steps") is not None else ""
 
 
 def _is_terminal(stream: IO[str]) -> bool:

@@ -1,5 +1,7 @@
 """Evaluation metrics, against values worked out by hand."""
 
+import math
+
 import pytest
 
 from composer.evaluation.metrics import evaluate_groups
@@ -40,6 +42,7 @@ def test_average_and_best_are_means_over_tasks():
 def test_lost_episodes_are_counted_and_are_not_zeros():
     metrics = evaluate_groups([group("a", [1.0, None]), group("b", [None, None])], k=2)
     assert metrics.average_at_k == 1.0
+    assert math.isnan(metrics.standard_error), "one task says nothing of how tasks differ"
     assert (metrics.lost_episodes, metrics.num_tasks) == (3, 1)
 
 

@@ -16,15 +16,23 @@ SUMMARY = {
     "evaluation": {
         "before": {
             "average_at_8": 0.41,
+            "standard_error": 0.0412,
             "best_at_8": 0.8,
             "k": 8,
             "generated_tokens": 33.25,
             "turns": 2.1,
             "seconds": 0.31,
         },
-        "after": {"average_at_8": 0.74, "best_at_8": 0.9, "generated_tokens": 30, "turns": 2, "seconds": 0.3},
+        "after": {
+            "average_at_8": 0.74,
+            "standard_error": math.nan,
+            "best_at_8": 0.9,
+            "generated_tokens": 30,
+            "turns": 2,
+            "seconds": 0.3,
+        },
     },
-    "codebase_loss": {"before": 7.21, "after": 4.4},
+    "codebase_loss": {"before": 7.21, "after": 4.4, "after_all_phases": 13.1},
     "stages": {"pretrain": {"steps": 400, "wall_s": 120}},
     "wall_s": 610,
     "peak_rss_bytes": 5.1 * 2**30,
@@ -87,8 +95,9 @@ def test_the_closing_table_says_what_was_learnt() -> None:
     Console(stream).closing_table(SUMMARY, ui_command=COMMAND, resume_command="composer resume=runs/1", note="note")
     text = stream.getvalue()
     rows = [line.split() for line in text.splitlines()]
-    assert ["average@8", "on", "unseen", "tasks", "0.41", "0.74", "+0.33"] in rows
-    assert ["codebase", "loss", "(nats", "a", "token)", "7.21", "4.4", "-2.81"] in rows
+    assert ["average@8", "on", "unseen", "tasks", "0.41", "±", "0.041", "0.74", "+0.33"] in rows
+    assert ["codebase", "loss,", "pretraining", "(nats", "a", "token)", "7.21", "4.4", "-2.81"] in rows
+    assert ["codebase", "loss,", "all", "phases", "(nats", "a", "token)", "7.21", "13.1", "+5.89"] in rows
     assert ["generated", "tokens", "an", "episode", "33.2", "30", "-3.25"] in rows
     assert ["pretrain", "400", "steps,", "2m", "0s"] in rows
     assert ["peak", "memory", "5.1", "GiB"] in rows
@@ -102,6 +111,27 @@ def test_the_closing_table_of_a_run_that_did_little() -> None:
     assert ["average@8", "on", "unseen", "tasks", "0.4", "-", "-"] in [
         x.split() for x in stream.getvalue().splitlines()
     ]
+
+
+def test_without_a_phase_after_pretraining_the_codebase_loss_is_told_once() -> None:
+    stream = io.StringIO()
+    Console(stream).closing_table({"codebase_loss": {"before": 7.2, "after": 4.4, "after_all_phases": 4.4}})
+    assert stream.getvalue().count("codebase loss") == 1
+
+
+def test_the_closing_table_of_an_interrupted_run() -> None:
+    stream = io.StringIO()
+    unfinished = {"wall_s": 200, "unit": "step", "done": 12, "of": 1060}
+    Console(stream).closing_table({"stages": {"rl": unfinished}, "wall_s": 610, "starts": 3})
+    rows = [line.split() for line in stream.getvalue().splitlines()]
+    assert ["rl", "interrupted", "at", "step", "12", "of", "1,060,", "3m", "20s"] in rows
+    assert ["wall", "time", "of", "3", "starts", "10m", "10s"] in rows
+
+
+def test_a_stream_of_ascii_gets_the_table_too() -> None:
+    stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii", write_through=True)
+    Console(stream).closing_table(SUMMARY)
+    assert b"0.41 +- 0.041" in stream.buffer.getvalue()  # type: ignore[attr-defined]
 
 
 def test_a_closed_stream_stops_nothing() -> None:

@@ -1,0 +1,30 @@
+"""What a run says of itself at its end, from what lies in its directory."""
+
+from pathlib import Path
+
+from composer.clock import Clock
+from composer.compose import compose
+from composer.layout import Layout
+from composer.plan import make_plan
+from composer.run import summarise
+from composer.schema import Stage
+from composer.tracking.journal import Journal
+
+
+def test_an_interrupted_run_tells_how_far_each_stage_came(tmp_path: Path) -> None:
+    config = compose(["evaluation.num_tasks=5", "algorithm.num_steps=60"])
+    layout, clock = Layout(tmp_path), Clock(tmp_path / "times.json")
+    layout.finish(Stage.pretrain, {"wall_s": 12.5, "summary": {"steps": 40}, "codebase_loss": {"before": 7.0}})
+    (layout.stage(Stage.evaluate_before)).mkdir(parents=True)
+    (layout.stage(Stage.evaluate_before) / "groups.jsonl").write_text("{}\n{}\n{}\n{half a li")
+    journal = Journal(tmp_path / "metrics.jsonl")
+    for step in (1, 2, 3):
+        journal.append({"stage": "rl", "step": step, "metrics": {"reward/mean": 0.5}})
+    for stage in (Stage.evaluate_before, Stage.rl):
+        with clock.stage(stage.value):
+            pass
+    summary = summarise(layout, make_plan(config), config, clock, 0)
+    assert summary["stages"]["pretrain"] == {"wall_s": 12.5, "steps": 40}
+    reached = {n: (s["unit"], s["done"], s["of"]) for n, s in summary["stages"].items() if "of" in s}
+    assert reached == {"evaluate_before": ("task", 3, 5), "rl": ("step", 3, 60)}, "evaluate_after never began"
+    assert (summary["starts"], summary["codebase_loss"]) == (1, {"before": 7.0})
