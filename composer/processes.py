@@ -226,9 +226,25 @@ class Rollouts:
         """Find out before anything is trained whether the tasks' own tests can run."""
         await arrive(self.workers[0].check_tasks.remote(), "env worker", START_DEADLINE_S)
 
-    async def prepare(self) -> None:
-        """Make the tokenizer and the expert's sessions that the mix asks for."""
-        await arrive(self.workers[0].prepare.remote(), "env worker", self._config.parallel.timeout_s)
+    async def prepare(self, progress: Callable[[int], None]) -> None:
+        """Make the tokenizer and the expert's sessions that the mix asks for.
+
+        Args:
+            progress: told every second how many sessions are recorded.
+        """
+        worker = self.workers[0]
+
+        async def watch() -> None:
+            with contextlib.suppress(LauncherError):  # `prepare` meets it too and says it
+                while True:
+                    progress(await arrive(worker.num_recorded.remote(), "env worker"))
+                    await asyncio.sleep(1.0)
+
+        watching = asyncio.create_task(watch())
+        try:
+            await arrive(worker.prepare.remote(), "env worker", self._config.parallel.timeout_s)
+        finally:
+            watching.cancel()
 
     async def start_generators(self, model: Path, policy_version: int) -> None:
         """Start the generator replicas on an export and connect the env workers to them.

@@ -114,8 +114,14 @@ async def pretrain_stage(run: Run, stage: Stage) -> dict[str, Any]:
     """Train the phases of the mix, one after the other."""
     config, layout = run.config, run.layout
     trainers, rollouts = run.trainers, run.rollouts  # both start now, at the same time
-    run.console.info("preparing the tokenizer and the expert's sessions")
-    await rollouts.prepare()
+    run.console.info("preparing the tokenizer")
+    if wants_sessions(config) and not layout.sessions.exists():
+        count = config.mix.sessions.num_sessions
+        with run.console.stage("expert", total=count, unit="sessions") as bar:
+            await rollouts.prepare(bar.update)
+            bar.update(count)
+    else:
+        await rollouts.prepare(lambda count: None)
     model = Path(config.model.checkpoint) if config.model.checkpoint else None
     done = 0
     with run.record.stage(stage.value) as record:

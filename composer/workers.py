@@ -220,6 +220,7 @@ class EnvWorker:
         self.rubric = Rubric(graders, env.grader_weights)
         self.settings = EnvSettings.from_config(env, config.generator.max_model_len)
         self.generators: GeneratorPool | None = None
+        self._num_recorded = 0
 
     async def prepare(self) -> None:
         """Make the tokenizer, and the sessions that the mix asks for; what is there already stays.
@@ -244,6 +245,7 @@ class EnvWorker:
                 limits=self.settings.limits,
                 max_observation_bytes=env.max_observation_bytes,
                 seed=config.seed,
+                progress=self._count_recorded,
             )
         texts: list[str] = []
         if env.chat_template is not ChatTemplate.own:
@@ -267,6 +269,13 @@ class EnvWorker:
                     f"start a new run with at least {longest}"
                 )
         half.replace(self.layout.sessions)
+
+    def _count_recorded(self, count: int) -> None:
+        self._num_recorded = count
+
+    async def num_recorded(self) -> int:
+        """How many of the expert's sessions `prepare` has recorded so far."""
+        return self._num_recorded
 
     async def check_tasks(self) -> None:
         """Grade the untouched state of the first task of each split: tests that cannot run are found now, not in RL.

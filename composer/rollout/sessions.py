@@ -7,6 +7,7 @@ trained on it; its ids come from the same `Conversation` as those of live episod
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -90,7 +91,7 @@ async def record_sessions(
         SandboxError: a sandbox failed.
     """
     sessions: list[Session | None] = [None] * count
-    numbers = iter(range(count))
+    numbers, finished = iter(range(count)), itertools.count(1)
 
     async def work() -> None:
         for i in numbers:
@@ -100,7 +101,7 @@ async def record_sessions(
                 task, calls, tools, backend, limits or SandboxLimits(), max_observation_bytes
             )
             if progress is not None:
-                progress(count - sessions.count(None))
+                progress(next(finished))
 
     try:
         async with asyncio.TaskGroup() as workers:
