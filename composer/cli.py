@@ -13,6 +13,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ from composer.compose import HydraSession, normalise
 from composer.errors import ComposerError, ConfigError, MachineError, ResumeError
 from composer.plan import RunPlan, make_plan
 from composer.plan import save as save_plan
+from composer.pretrain.mix import look_at_sources
 from composer.resume import resumed
 from composer.rundir import RunDirectory, Status, claim
 from composer.schema import Config
@@ -323,6 +325,7 @@ def _execute(config: Config, plan: RunPlan, run_dir: Path) -> int:
         except Exception as error:
             if (run_dir / "logs").is_dir():  # something was begun
                 error.add_note(f"the processes' own logs are in {run_dir / 'logs'}")
+        plan = replace(plan, warnings=(*plan.warnings, *look_at_sources(config)))
                 error.add_note(f"what is finished is kept; continue with: composer resume={run_dir}")
             raise
         finally:

@@ -40,6 +40,8 @@ class MachineError(ComposerError):
 class CorpusError(ComposerError):
     """A source of the mix is missing, unreadable or empty."""
 
+    exit_code = 3
+
 
 class TokenizerError(ComposerError):
     """A tokenizer cannot be read or does not fit the model."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 from composer.checks.common import (
     data_parallel_ranks,
@@ -100,6 +101,10 @@ def _check_source(key: str, source: SourceConfig, kind: PhaseKind) -> None:
         require(sessions, f"{key}.kind", source.kind.value, "a phase of kind sft reads sessions: write `sessions`")
     else:
         require(not sessions, f"{key}.kind", source.kind.value, "sessions are for a phase of kind sft")
+    below = not source.pattern.startswith("/") and ".." not in Path(source.pattern).parts
+    require(below, f"{key}.pattern", source.pattern, "give a pattern below the path, such as '**/*.py'")
+    globs = all(part == "**" or "**" not in part for part in Path(source.pattern).parts) and "\0" not in source.pattern
+    require(globs, f"{key}.pattern", source.pattern, "`**` stands for whole folders only: write '**/*.py'")
     if source.kind in (SourceKind.files, SourceKind.jsonl):
         what = "a folder" if source.kind is SourceKind.files else "a file of JSON lines"
         require(bool(source.path), f"{key}.path", source.path, f"kind {source.kind.value} needs {what}: give its path")

@@ -6,17 +6,19 @@ an order shuffled anew in each epoch. Both follow from the seed and a few counte
 
 from __future__ import annotations
 
+import logging
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from composer.errors import CorpusError
 from composer.pretrain.sources import Document, Piece, held_out, open_source
-from composer.schema import MixConfig, SourceConfig
+from composer.schema import Config, MixConfig, PhaseKind, SourceConfig, Stage
 
 _BYTES_PER_TOKEN = 4
 """About what a large tokenizer makes of code; only decides how long pieces are."""
+log = logging.getLogger(__name__)
 
 
 def piece_bytes(seq_len: int) -> int:
@@ -27,13 +29,13 @@ def piece_bytes(seq_len: int) -> int:
 class Codebase:
     """The held-out documents of a mix."""
 
-    def __init__(self, mix: MixConfig, seq_len: int) -> None:
-        """Choose them.
+    def __init__(self, mix: MixConfig, seq_len: int, warn: Callable[[str], None] = log.warning) -> None:
+        """Choose them; `warn` is told what is left out.
 
         Raises:
             CorpusError: the source cannot be opened, or the share is so small that no document is held out.
         """
-        documents = open_source("mix.codebase", mix.codebase, piece_bytes(seq_len))
+        documents = open_source("mix.codebase", mix.codebase, piece_bytes(seq_len), warn)
         self.documents = [d for d in documents if held_out(d.name, mix.codebase_share)]
         if not self.documents:
             raise CorpusError(
@@ -66,7 +68,15 @@ class Mix:
     The reader reports through `count` how many tokens each piece became; shares are shares of tokens.
     """
 
-    def __init__(self, key: str, sources: dict[str, SourceConfig], codebase: Codebase, seq_len: int, seed: int) -> None:
+    def __init__(
+        self,
+        key: str,
+        sources: dict[str, SourceConfig],
+        codebase: Codebase,
+        seq_len: int,
+        seed: int,
+        warn: Callable[[str], None] = log.warning,
+    ) -> None:
         """Open the sources.
 
         Args:
@@ -75,16 +85,17 @@ class Mix:
             codebase: what must not be read.
             seq_len: tokens of a row.
             seed: of the order.
+            warn: is told what is left out.
 
         Raises:
             CorpusError: a source cannot be opened, or nothing of it is left beside the codebase.
         """
-        self._sources, self._seed = sources, seed
+        self._key, self._sources, self._seed = key, sources, seed
         self._places: dict[str, list[tuple[Document, int]]] = {}
         for name, source in sources.items():
             documents = [
                 d
-                for d in open_source(f"{key}.{name}", source, piece_bytes(seq_len))
+                for d in open_source(f"{key}.{name}", source, piece_bytes(seq_len), warn)
                 if d.origin not in codebase.origins
             ]
             if not documents:
@@ -113,7 +124,7 @@ class Mix:
                     cursor.index, cursor.epoch = 0, cursor.epoch + 1
             if piece.text.strip():
                 return name, piece
-        raise CorpusError(f"The source {name!r} of the mix holds no text; remove it or correct its path")
+        raise CorpusError(f"{self._key}.{name}: holds no text; remove the source, or correct its path")
 
     def _read(self, name: str, place: int) -> Piece:
         cached = self._texts.get(name)
@@ -161,6 +172,25 @@ class Mix:
             random.Random(f"{self._seed}/{name}/{epoch}").shuffle(order)
             cached = self._orders[name] = (epoch, order)
         return cached[1]
+
+
+def look_at_sources(config: Config) -> list[str]:
+    """Open every source once, so that what is missing or no text is found before anything is started.
+
+    Returns:
+        Warnings: what will be left out.
+
+    Raises:
+        CorpusError: as `Codebase` and `Mix`.
+    """
+    warnings: list[str] = []
+    if Stage.pretrain in config.stages:
+        codebase = Codebase(config.mix, max(p.seq_len for p in config.mix.phases.values()), warnings.append)
+        for name, phase in config.mix.phases.items():
+            if phase.kind is PhaseKind.pretrain:
+                key = f"mix.phases.{name}.sources"
+                Mix(key, phase.sources, codebase, phase.seq_len, config.seed, warnings.append)
+    return warnings
 
 
 def sample_text(mix: Mix, num_bytes: int) -> Iterator[str]:

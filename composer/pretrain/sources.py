@@ -1,15 +1,18 @@
 """Documents of a mix's sources: the standard library's code, its prose, text files, JSON lines.
 
-A document is known by its size and where it lies before anything of it is read. It is handed out in pieces that end at
-line ends, so that one long file does not fill a whole batch.
+A document is known by its size and where it lies before it is read; of a file only the beginning is looked at, which
+tells text from anything else. It is handed out in pieces that end at line ends, so that one long file does not fill a
+whole batch.
 """
 
 from __future__ import annotations
 
 import ast
+import codecs
 import functools
 import hashlib
 import json
+import logging
 import sysconfig
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -21,6 +24,9 @@ from composer.schema import SourceConfig, SourceKind
 _NOT_STDLIB = frozenset({"site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test"})
 _TOPICS = "pydoc_data/topics.py"
 """The language reference that `help()` shows: a dictionary of texts."""
+_HEAD_BYTES = 8192
+"""How much of a file tells whether it is text: as much as git looks at."""
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -40,8 +46,22 @@ class Document:
     origin: str
     """Where it comes from; sources that share an origin share its text."""
     num_pieces: int
-    read: Callable[[int], Piece]
-    """A piece by its number."""
+    reader: Callable[[int], Piece]
+    """A piece by its number; an OSError becomes what `read` says."""
+
+    def read(self, number: int) -> Piece:
+        """A piece by its number.
+
+        Raises:
+            CorpusError: it is no longer there or cannot be read, or a line is not what the source promises.
+        """
+        try:
+            return self.reader(number)
+        except OSError as error:
+            raise CorpusError(
+                f"{self.origin}: was there at the start and cannot be read now ({error.strerror}): give it back and "
+                "resume, or start a new run; sources must stay as they are while a run lasts"
+            ) from None
 
 
 def held_out(name: str, share: float) -> bool:
@@ -50,16 +70,19 @@ def held_out(name: str, share: float) -> bool:
     return int.from_bytes(digest[:8]) < share * 2**64
 
 
-def open_source(key: str, source: SourceConfig, piece_bytes: int) -> list[Document]:
+def open_source(
+    key: str, source: SourceConfig, piece_bytes: int, warn: Callable[[str], None] = log.warning
+) -> list[Document]:
     """List a source's documents, sorted by name.
 
     Args:
         key: the source's place in the config, for messages.
         source: what to open.
         piece_bytes: about how long a piece of a file is.
+        warn: is told in one sentence of what is left out.
 
     Raises:
-        CorpusError: `path` is missing, is not there, or holds no documents.
+        CorpusError: `path` is missing, is not there or cannot be read, or it holds no documents.
     """
     match source.kind:
         case SourceKind.stdlib_code:
@@ -67,28 +90,60 @@ def open_source(key: str, source: SourceConfig, piece_bytes: int) -> list[Docume
         case SourceKind.stdlib_prose:
             documents = [d for name, p in _stdlib_modules() for d in _prose(p, name)]
         case SourceKind.files:
-            root = _existing(key, source.path, "a folder of text files")
-            if not source.pattern or source.pattern.startswith("/") or ".." in Path(source.pattern).parts:
-                raise CorpusError(f"{key}.pattern={source.pattern!r}: give a pattern below the path, such as '**/*.py'")
-            found = sorted(p for p in root.glob(source.pattern) if p.is_file() and p.stat().st_size)
+            root = _existing(key, source.path, "a folder of text files", Path.is_dir)
+            found = _text_files(key, root, source.pattern, warn)
             documents = [_file(p, p.relative_to(root).as_posix(), piece_bytes) for p in found]
         case SourceKind.jsonl:
-            documents = _json_lines(key, _existing(key, source.path, "a file of JSON lines"), source.text_field)
+            path = _existing(key, source.path, "a file of JSON lines", Path.is_file)
+            documents = _json_lines(key, path, source.text_field)
         case SourceKind.sessions:
             raise CorpusError(f"{key}.kind='sessions': only phases of kind sft have sessions; use another kind")
     if not documents:
-        what = f"path={source.path!r}" if source.path else f"kind={source.kind.value!r}"
-        raise CorpusError(f"{key}.{what}: no documents match pattern={source.pattern!r}; correct path or pattern")
+        raise CorpusError(f"{key}.kind={source.kind.value!r}: this Python has no standard library as text; use files")
     return documents
 
 
-def _existing(key: str, path: str | None, what: str) -> Path:
+def _existing(key: str, path: str | None, what: str, is_what: Callable[[Path], bool]) -> Path:
     if not path:
         raise CorpusError(f"{key}.path={path!r}: give {what}")
     found = Path(path).expanduser()
-    if not found.exists():
-        raise CorpusError(f"{key}.path={path!r}: there is no such path; give {what}")
+    if not is_what(found):
+        wrong = f"is not {what}" if found.exists() else "is not there"
+        raise CorpusError(f"{key}.path={path!r} {wrong}: correct {key}.path, which names {what}")
     return found.resolve()
+
+
+def _text_files(key: str, root: Path, pattern: str, warn: Callable[[str], None]) -> list[Path]:
+    """The files below `root` that match and are text."""
+    try:
+        found = sorted(p for p in root.glob(pattern) if p.is_file() and p.stat().st_size)
+        texts = [p for p in found if _is_text(p)]
+    except OSError as error:
+        raise CorpusError(
+            f"{key}.pattern={pattern!r}: {error.filename} cannot be read ({error.strerror}): make it readable, or give "
+            "a pattern that leaves it out"
+        ) from None
+    binary = set(found).difference(texts)
+    example = f"such as {min(binary).relative_to(root)}" if binary else ""
+    if not texts:
+        what = f"all {len(found)} files are binary or not in UTF-8, {example}" if found else "no files with content"
+        raise CorpusError(f"{key}.path={str(root)!r}: {what} match pattern={pattern!r}; correct path or pattern")
+    if binary:
+        warn(
+            f"{key}.pattern={pattern!r}: {len(binary)} of {len(found)} files are binary or not in UTF-8 and are left "
+            f"out, {example}"
+        )
+    return texts
+
+
+def _is_text(path: Path) -> bool:
+    """Whether a file begins with UTF-8 that has no NUL: programs, pictures, archives and UTF-16 do not."""
+    with path.open("rb") as file:
+        head = file.read(_HEAD_BYTES)
+    try:
+        return "\0" not in codecs.getincrementaldecoder("utf-8")().decode(head)  # the last character may be cut
+    except UnicodeDecodeError:
+        return False
 
 
 @functools.cache
@@ -159,30 +214,34 @@ def docstrings(source: str) -> str:
 
 
 def _json_lines(key: str, path: Path, text_field: str) -> list[Document]:
-    if not path.is_file():
-        raise CorpusError(f"{key}.path={str(path)!r}: it is a folder; give a file of JSON lines")
-    offsets = [0]
-    with path.open("rb") as file:
-        for line in file:
-            offsets.append(offsets[-1] + len(line))
-
-    def read(_: int, number: int) -> Piece:
+    offsets = []
+    try:
         with path.open("rb") as file:
-            file.seek(offsets[number])
+            offset = 0
+            for number, line in enumerate(file):
+                if line.strip():
+                    offsets.append((number, offset))
+                offset += len(line)
+    except OSError as error:
+        raise CorpusError(f"{key}.path={str(path)!r}: cannot be read ({error.strerror}): make it readable") from None
+
+    def read(_: int, number: int, offset: int) -> Piece:
+        with path.open("rb") as file:
+            file.seek(offset)
             line = file.readline()
         try:
             text = json.loads(line)[text_field]
             if not isinstance(text, str):
                 raise TypeError(f"it holds a {type(text).__name__}")
-            return Piece(text, True)
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise CorpusError(
                 f"{key}.path={str(path)!r}: line {number + 1} is not a JSON object with the key "
-                f"{text_field!r}; correct the line or {key}.text_field"
+                f"{text_field!r} and a text; correct the line or {key}.text_field"
             ) from error
+        return Piece(text.encode(errors="replace").decode(), True)  # half a surrogate pair is valid in JSON only
 
-    return [
-        Document(str(n), f"{path}:{n}", 1, functools.partial(read, number=n))
-        for n in range(len(offsets) - 1)
-        if offsets[n + 1] - offsets[n] > 1
-    ]
+    documents = [Document(str(n), f"{path}:{n}", 1, functools.partial(read, number=n, offset=o)) for n, o in offsets]
+    if not documents:
+        raise CorpusError(f"{key}.path={str(path)!r}: holds no lines; give {key}.path of a file of JSON lines")
+    documents[0].read(0)  # a wrong text_field shows at the first line, before anything is started
+    return documents

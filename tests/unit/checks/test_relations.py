@@ -58,6 +58,7 @@ def test_the_recipes_hold(overrides: list[str]) -> None:
         (["mix.phases.pretrain.sources.code.kind=sessions"], "mix.phases.pretrain.sources.code.kind", "of kind sft"),
         (["mix.phases.pretrain.sources.code.kind=files"], "mix.phases.pretrain.sources.code.path", "give its path"),
         (["mix.phases.pretrain.sources.code.path=x"], "mix.phases.pretrain.sources.code.path", "nothing reads it"),
+        *(([f"mix.codebase.pattern='{p}'"], "mix.codebase.pattern", "'**/*.py'") for p in ("/x", "../x", "a/b**")),
         (["~mix.phases.pretrain", "~mix.phases.sft"], "mix.phases", "at least one phase"),
         (["mix.codebase.kind=sessions"], "mix.codebase.kind", "held-out text"),
         (["stages=[]"], "stages", "at least one"),

@@ -1,15 +1,16 @@
 """The mix: shares, held-out documents, resuming, and messages for what is missing."""
 
-import itertools
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from composer.compose import compose
 from composer.errors import CorpusError
-from composer.pretrain.mix import Codebase, Mix, sample_text
+from composer.pretrain.mix import Codebase, Mix, look_at_sources, sample_text
 from composer.pretrain.sources import docstrings, held_out, open_source
-from composer.schema import MixConfig, SourceConfig, SourceKind
+from composer.schema import MixConfig, SourceConfig, SourceKind, Stage
 
 STDLIB = SourceConfig(kind=SourceKind.stdlib_code)
 KEY = "mix.phases.base.sources"
@@ -139,12 +140,12 @@ def test_docstrings_by_hand() -> None:
     [
         (
             SourceConfig(kind=SourceKind.files, path="/nowhere/at/all"),
-            r"mix\.phases\.base\.sources\.x\.path='/nowhere/at/all': there is no such path; give a folder of",
+            r"mix\.phases\.base\.sources\.x\.path='/nowhere/at/all' is not there: correct mix.* names a folder of",
         ),
         (SourceConfig(kind=SourceKind.jsonl), r"sources\.x\.path=None: give a file of JSON lines"),
         (
             SourceConfig(kind=SourceKind.files, path="/proc/self/fd", pattern="*.nothing"),
-            r"sources\.x\.path=.*no documents match pattern='\*\.nothing'; correct path or pattern",
+            r"sources\.x\.path=.*no files with content match pattern='\*\.nothing'; correct path or pattern",
         ),
         (SourceConfig(kind=SourceKind.sessions), r"sources\.x\.kind='sessions': only phases of kind sft have sessions"),
     ],
@@ -155,18 +156,112 @@ def test_what_is_missing_is_one_plain_sentence(source: SourceConfig, message: st
         Mix(KEY, {"x": source}, Codebase(MixConfig(name="m"), 16), seq_len=16, seed=0)
 
 
-def test_a_broken_json_line_is_named(tmp_path: Path) -> None:
-    path = tmp_path / "d.jsonl"
-    path.write_text('{"text": "fine"}\n{"texts": "typo"}\n')
-    mix = Mix(KEY, {"x": SourceConfig(kind=SourceKind.jsonl, path=str(path))}, Codebase(MixConfig(name="m"), 16), 16, 0)
-    with pytest.raises(CorpusError, match="line 2 is not a JSON object with the key 'text'"):
-        for _ in itertools.repeat(None, 2):
-            mix.next()
+def jsonl(path: Path, content: bytes) -> SourceConfig:
+    path.write_bytes(content)
+    return SourceConfig(kind=SourceKind.jsonl, path=str(path))
+
+
+@pytest.mark.parametrize(
+    "line",
+    [b'{"texts": "typo"}', b'{"text": 3}', b'{"text": null}', b"[1]", b"3", b"{", b"\x7fELF\0\xff", b"[" * 100_000],
+)
+def test_a_broken_json_line_is_named(tmp_path: Path, line: bytes) -> None:
+    first, second = open_source("s", jsonl(tmp_path / "d.jsonl", b'\n{"text": "fine"}\r\n  \n' + line), 64)
+    assert first.read(0).text == "fine"
+    with pytest.raises(CorpusError, match="line 4 is not a JSON object with the key 'text'"):
+        second.read(0)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "holds no lines"),
+        (b"\n  \n", "holds no lines"),
+        (b'{"body": "x"}\n', r"line 1 is not a JSON object.*correct the line or s\.text_field"),
+        ('{"text": "x"}\n'.encode("utf-16"), "line 1 is not a JSON object"),
+    ],
+    ids=["empty", "blank", "another key", "UTF-16"],
+)
+def test_what_is_no_file_of_json_lines_is_refused_when_it_is_opened(
+    tmp_path: Path, content: bytes, message: str
+) -> None:
+    with pytest.raises(CorpusError, match=message):
+        open_source("s", jsonl(tmp_path / "d.jsonl", content), 64)
+
+
+def test_half_a_surrogate_pair_is_no_reason_to_stop(tmp_path: Path) -> None:
+    [document] = open_source("s", jsonl(tmp_path / "d.jsonl", b'{"text": "a\\ud800b"}'), 64)
+    assert document.read(0).text == "a?b"
+
+
+NO_TEXT = {
+    "a.so": b"\x7fELF\x02\x01\x01" + bytes(50),
+    "b.png": b"\x89PNG\r\n\x1a\n" + bytes(8),
+    "c.gz": b"\x1f\x8b\x08plain letters",
+    "d.txt": "Text.".encode("utf-16"),
+    "e.txt": b"text with one \0 in it",
+}
+
+
+def test_files_that_are_no_text_are_left_out_and_counted(folder: Path) -> None:
+    for name, content in NO_TEXT.items():
+        (folder / name).write_bytes(content)
+    (folder / "long.txt").write_text("x" + "ä" * 10_000)  # a character is cut where the look at the beginning ends
+    warnings: list[str] = []
+    documents = open_source("s", replace(files(folder), pattern="**/*"), 50, warnings.append)
+    assert len(documents) == 61 and not {d.name for d in documents} & NO_TEXT.keys()
+    assert warnings == ["s.pattern='**/*': 5 of 66 files are binary or not in UTF-8 and are left out, such as a.so"]
+
+
+def test_a_folder_without_any_text_is_refused(tmp_path: Path) -> None:
+    for name, content in NO_TEXT.items():
+        (tmp_path / name).write_bytes(content)
+    source = SourceConfig(kind=SourceKind.files, path=str(tmp_path))
+    with pytest.raises(CorpusError, match=r"all 5 files are binary or not in UTF-8, such as a\.so.*correct path or"):
+        open_source("s", source, 50)
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"), [(SourceKind.files, "is not a folder of text"), (SourceKind.jsonl, "is not a file of JSON")]
+)
+def test_a_file_is_no_folder_and_the_other_way_round(tmp_path: Path, kind: SourceKind, message: str) -> None:
+    path = tmp_path
+    if kind is SourceKind.files:
+        path = tmp_path / "file"
+        path.touch()
+    with pytest.raises(CorpusError, match=message):
+        open_source("s", SourceConfig(kind=kind, path=str(path)), 50)
+
+
+def test_a_source_that_goes_away_while_it_is_read(folder: Path, tmp_path: Path) -> None:
+    lines = tmp_path / "d.jsonl"
+    documents = [*open_source("s", files(folder), 50), *open_source("t", jsonl(lines, b'{"text": "x"}'), 50)]
+    for path in (folder / "sub" / "00.txt", lines):
+        path.unlink()
+    for document in (documents[0], documents[-1]):
+        with pytest.raises(
+            CorpusError, match="was there at the start and cannot be read now .*give it back and resume"
+        ):
+            document.read(0)
+
+
+def test_every_source_is_looked_at_before_a_run(folder: Path) -> None:
+    (folder / "a.so").write_bytes(NO_TEXT["a.so"])
+    config = compose()
+    phase = config.mix.phases["pretrain"]
+    sources = {"mine": replace(files(folder), pattern="**/*"), "code": STDLIB}
+    phases = config.mix.phases | {"pretrain": replace(phase, sources=sources)}
+    config = replace(config, mix=replace(config.mix, phases=phases))
+    assert [w.partition(":")[0] for w in look_at_sources(config)] == ["mix.phases.pretrain.sources.mine.pattern='**/*'"]
+    missing = replace(config, mix=replace(config.mix, codebase=files(folder / "nowhere")))
+    with pytest.raises(CorpusError, match=r"mix\.codebase\.path='.*' is not there"):
+        look_at_sources(missing)
+    assert look_at_sources(replace(missing, stages=[Stage.rl])) == []
 
 
 def test_files_without_text_end_with_a_message(tmp_path: Path) -> None:
     for i in range(3):
         (tmp_path / f"{i}.txt").write_text("\n\n")
     mix = Mix(KEY, {"x": files(tmp_path)}, Codebase(MixConfig(name="m"), 16), seq_len=16, seed=0)
-    with pytest.raises(CorpusError, match="'x' of the mix holds no text"):
+    with pytest.raises(CorpusError, match=r"mix\.phases\.base\.sources\.x: holds no text"):
         mix.next()
