@@ -1,7 +1,7 @@
 """What every test shares: one thread, no network, unit tests first, and nothing may outlive the tests.
 
 Whatever a test starts inherits a marker in its environment. At the end of the session every process that still carries
-it, and every shared-memory segment, cgroup or mount of ours that nobody else uses, is an error.
+it, and every shared-memory segment, temporary folder, cgroup or mount of ours that nobody else uses, is an error.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import tempfile
 import time
 import uuid
 from collections.abc import Iterator
@@ -83,8 +84,10 @@ def marked_processes() -> dict[int, str]:
 
 
 def traces() -> set[str]:
-    """Shared-memory segments, cgroups and mounts with our name."""
-    found = {str(p) for p in Path("/dev/shm").glob("composer*")}
+    """Shared-memory segments, semaphores, temporary folders, cgroups and mounts with our name or Python's."""
+    found = {str(p) for name in ("composer*", "sem.*", "vllm*") for p in Path("/dev/shm").glob(name)}
+    # composer-sandbox-<uid> itself is the sandboxes' register, which all runs of a user share.
+    found |= {str(p) for name in ("composer-[!s]*", "composer-s*/*") for p in Path(tempfile.gettempdir()).glob(name)}
     found |= {str(p) for p in Path("/sys/fs/cgroup").glob("**/composer*") if p.is_dir()}
     mounts = (line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines())
     return found | {mount for mount in mounts if "/composer-" in mount}
@@ -92,7 +95,7 @@ def traces() -> set[str]:
 
 def used_by_others(trace: str, ours: set[int]) -> bool:
     """Whether a process that this session did not start owns, maps, opens or lives in `trace`: not ours then."""
-    owner = re.search(r"\.(\d+)\.\d+$", trace)  # <name>.<pid>.<start time>
+    owner = re.search(r"[.-](\d+)[.-]\w+$", trace)  # <name>.<pid>.<start time or a random word>
     if owner and int(owner[1]) not in {*ours, os.getpid()} and Path("/proc", owner[1]).exists():
         return True
     if trace.startswith("/sys/fs/cgroup"):
@@ -106,11 +109,19 @@ def used_by_others(trace: str, ours: set[int]) -> bool:
             continue
         try:
             opened = (str(link.readlink()) for link in (folder / "fd").iterdir())
-            if trace in (folder / "maps").read_text() or trace in opened:
+            if trace in (folder / "maps").read_text() or any(path.startswith(trace) for path in opened):
                 return True
         except OSError:
             continue
     return False
+
+
+@pytest.fixture
+def one_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a launcher would set for one rank, for a test that trains in its own process."""
+    ranks = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    for name, value in ranks.items():
+        monkeypatch.setenv(name, value)
 
 
 @pytest.fixture(scope="session", autouse=True)

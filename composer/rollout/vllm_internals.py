@@ -152,6 +152,17 @@ def watch_owner() -> None:
     threading.Thread(target=wait, name="composer-watch-owner", daemon=True).start()
 
 
+def use_thread_locks() -> None:
+    """Have progress bars, which vLLM uses in each worker, lock threads only.
+
+    By default they lock processes, with a named semaphore that would stay in /dev/shm: vLLM ends its processes by
+    signals, and Ray kills Python's resource tracker, which would have removed it, together with the replica.
+    """
+    from tqdm import tqdm
+
+    tqdm.set_lock(threading.RLock())
+
+
 def prepare_worker() -> None:
     """Repair what vLLM 0.32 lacks on CPU. Called once, before the first request. Does nothing on GPUs."""
     from vllm.platforms import current_platform

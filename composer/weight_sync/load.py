@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 
     from composer.rollout.generator import GeneratorPool
 
-vllm_internals.watch_owner()  # here, since vLLM imports this module in each worker before anything else of ours
+# Here, since vLLM imports this module in each worker before it loads a model.
+vllm_internals.watch_owner()
+vllm_internals.use_thread_locks()
 
 
 async def load(

@@ -11,14 +11,9 @@ from composer.models.huggingface import export
 from composer.pretrain.tokenizer import train_tokenizer
 from tests.integration.models.small import batch, build
 
+pytestmark = pytest.mark.usefixtures("one_process")
+
 ROWS, LENGTH, ROUNDS = 4, 160, 12
-
-
-@pytest.fixture(autouse=True)
-def one_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_PORT": "0"}.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
 
 
 def test_a_step_costs_at_most_twice_a_step_of_transformers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

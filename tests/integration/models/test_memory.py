@@ -10,6 +10,8 @@ from composer.models.sizes import count_parameters, trainer_memory
 from composer.schema import ModelConfig, ParallelConfig
 from tests.integration.models.small import DEEPSEEK, QWEN, batch, build
 
+pytestmark = pytest.mark.usefixtures("one_process")
+
 
 @pytest.mark.parametrize(
     "model",

@@ -14,6 +14,8 @@ from composer.schema import ModelConfig, ParallelConfig
 from tests.integration.models.ranks import run_ranks
 from tests.integration.models.small import DEEPSEEK, QWEN, batch, build
 
+pytestmark = pytest.mark.usefixtures("one_process")
+
 UNTIED = dataclasses.replace(QWEN, name="tiny-untied", tie_embeddings=False)
 STEPS = 4
 MESHES = {

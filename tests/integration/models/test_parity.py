@@ -12,6 +12,8 @@ from composer.models.huggingface import check_checkpoint, export, read_model
 from composer.schema import ModelConfig
 from tests.integration.models.small import DEEPSEEK, QWEN, batch, build
 
+pytestmark = pytest.mark.usefixtures("one_process")
+
 YARN = dataclasses.replace(DEEPSEEK, name="tiny-yarn", rope_factor=4.0, rope_original_context=32)
 GROUPS = dataclasses.replace(DEEPSEEK, name="tiny-groups", router_groups=4, router_groups_used=2)
 UNTIED = dataclasses.replace(QWEN, name="tiny-untied", tie_embeddings=False)

@@ -16,6 +16,8 @@ from composer.models.trainer import NO_LOSS, Microbatch
 from composer.schema import ModelConfig, ParallelConfig, Schedule
 from tests.integration.models.small import DEEPSEEK, QWEN, batch, build
 
+pytestmark = pytest.mark.usefixtures("one_process")
+
 
 class Cursor:
     """Any state that has to go along."""

@@ -18,6 +18,8 @@ from composer.schema import MixConfig, ModelConfig, ParallelConfig, PhaseConfig,
 from tests.integration.models.ranks import run_ranks
 from tests.integration.models.small import QWEN
 
+pytestmark = pytest.mark.usefixtures("one_process")
+
 MODEL = dataclasses.replace(QWEN, hidden_size=32, num_experts=4, head_dim=16, num_heads=2, vocab_size=512)
 MIX = MixConfig(
     name="small",
@@ -58,18 +60,6 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tokenizer")
     train_tokenizer([Path(argparse.__file__).read_text()], 400, folder)
     return folder
-
-
-@pytest.fixture(autouse=True)
-def one_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    for key, value in {
-        "RANK": "0",
-        "LOCAL_RANK": "0",
-        "WORLD_SIZE": "1",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": "0",
-    }.items():
-        monkeypatch.setenv(key, value)
 
 
 def phase(

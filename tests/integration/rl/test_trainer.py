@@ -13,6 +13,8 @@ from composer.rl.trainer import PolicyTrainer
 from composer.schema import AlgorithmConfig, Family, ModelConfig, ParallelConfig
 from composer.types import Sample
 
+pytestmark = pytest.mark.usefixtures("one_process")
+
 MODEL = ModelConfig(
     name="test",
     family=Family.qwen3_moe,
@@ -39,13 +41,6 @@ def tokenizer(tmp_path_factory):
     folder = tmp_path_factory.mktemp("tokenizer") / "tokenizer"
     train_tokenizer([Path(argparse.__file__).read_text()], 320, folder)
     return folder
-
-
-@pytest.fixture(autouse=True)
-def one_process(monkeypatch):
-    for name, value in {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_PORT": "0"}.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
 
 
 @pytest.fixture
