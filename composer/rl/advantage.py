@@ -1,8 +1,8 @@
 """Rewards of a group -> advantages. Pure Python: numbers in, numbers out.
 
-    A_i = R_i - mean_j R_j                        mean_centered (Dr. GRPO, arXiv 2503.20783; Composer 2 report, RL
-    section) A_i = (R_i - mean_j R_j) / std_j R_j          standardized (GRPO, arXiv 2402.03300)
-    R_i = r_i - c * C(x_i) - beta * k1_i          length penalty and KL enter the reward, before the mean is taken
+    A_i = R_i - mean_j R_j                  mean_centered (Dr. GRPO, arXiv 2503.20783; Composer 2 report, RL section)
+    A_i = (R_i - mean_j R_j) / std_j R_j    standardized (GRPO, arXiv 2402.03300)
+    R_i = r_i - c * C(x_i) - beta * k1_i    length penalty and KL enter the reward, before the mean is taken
 
 The mean-centred form is the default: dividing by the deviation blows up trivial differences in an all-correct group.
 """

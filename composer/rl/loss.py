@@ -2,9 +2,10 @@
 
     ratio_t = exp(log pi_theta(t) - log pi_sampler(t))
 
-    clipped:  L = -sum_t min(ratio_t A_t, clip(ratio_t, 1 - low, 1 + high) A_t) / N     PPO (arXiv 1707.06347),
-                                                                                        clip-higher: DAPO (2503.14476)
-    cispo:    L = -sum_t stop_gradient(min(ratio_t, cap)) A_t log pi_theta(t) / N       MiniMax-M1 (2506.13585)
+    clipped:  L = -sum_t min(ratio_t A_t, clip(ratio_t, 1 - low, 1 + high) A_t) / N
+              PPO (arXiv 1707.06347), with DAPO's separate bounds (arXiv 2503.14476)
+    cispo:    L = -sum_t stop_gradient(min(ratio_t, cap)) A_t log pi_theta(t) / N
+              MiniMax-M1 (arXiv 2506.13585)
 
 N is the number of generated tokens of the whole step over all ranks and microbatches, so neither splitting a batch nor
 the length of an episode changes a token's weight. The sampler's own log-probabilities stand in the ratio: they hold
