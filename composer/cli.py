@@ -19,6 +19,7 @@ from typing import Any
 
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra._internal.utils import get_args_parser
+from hydra.conf import HydraConf
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
@@ -35,8 +36,9 @@ from composer.plan import RunPlan, make_plan
 from composer.plan import save as save_plan
 from composer.pretrain.mix import look_at_sources
 from composer.resume import resumed
-from composer.rundir import RunDirectory, Status, claim
+from composer.rundir import RunDirectory, Status, claim, remove_unused
 from composer.schema import Config
+from composer.shell import as_typed, pasteable
 
 COMMANDS = ("plan", "doctor", "run")
 INTERRUPTED = 130
@@ -95,6 +97,8 @@ def _dispatch(argv: list[str]) -> int:
             return _show(session, args, overrides)
         folder = _resume_value(overrides)
         if command == "doctor":
+            if args.multirun:
+                raise ConfigError("--multirun", True, "`composer doctor` looks at one config at a time: leave out -m")
             from composer.doctor import doctor
 
             return doctor(session.compose(overrides).config)
@@ -180,13 +184,32 @@ def _show(session: HydraSession, args: argparse.Namespace, overrides: list[str])
 
 def _single(session: HydraSession, command: str, overrides: list[str]) -> int:
     composed = session.compose(overrides)
-    plan = make_plan(composed.config, tuple(overrides))
+    plan = make_plan(composed.config, _typed(composed.hydra, overrides))
     if command == "plan":
         return _print_plan(plan)
     own = any(o.startswith("hydra.run.dir=") for o in overrides)
-    run_dir = claim(Path(str(composed.hydra.run.dir)), chosen_by_user=own)
+    wanted = Path(str(composed.hydra.run.dir))
+    keep = own and wanted.exists()
+    run_dir = claim(wanted, chosen_by_user=own)
     config = config_files.anchored(composed.config)
-    return _through_hydra(session, overrides, run_dir, lambda: _execute(config, plan, run_dir))
+    try:
+        return _through_hydra(session, overrides, run_dir, lambda: _execute(config, plan, run_dir))
+    except ComposerError as error:
+        if not keep and remove_unused(run_dir):
+            error.add_note(f"nothing was begun; {run_dir} is removed")
+        raise
+
+
+def _typed(hydra: DictConfig | HydraConf, overrides: Sequence[str]) -> tuple[str, ...]:
+    """The words with which this composition is typed again, from whatever folder."""
+    folders = {s.provider: s.path for s in hydra.runtime.config_sources if s.schema == "file"}
+    name = hydra.job.config_name
+    flags = {
+        "--config-path": folders.get("main"),
+        "--config-dir": folders.get("command-line"),
+        "--config-name": None if name == "config" else name,
+    }
+    return (*(word for flag, value in flags.items() if value for word in (flag, value)), *map(as_typed, overrides))
 
 
 def _resume(session: HydraSession, command: str, folder: str, overrides: list[str], *, multirun: bool) -> int:
@@ -194,9 +217,10 @@ def _resume(session: HydraSession, command: str, folder: str, overrides: list[st
     if multirun:
         raise ResumeError(f"resume={run_dir}: one run is resumed at a time: leave out -m")
     others = [o for o in overrides if not o.lstrip("+~").startswith(("resume=", "hydra.", "hydra/"))]
-    config, changes = resumed(run_dir, others)
-    plan = make_plan(config, (f"resume={run_dir}", *others))
-    print(f"resuming {run_dir}; " + ("differs from before:" if changes else "nothing differs from before"), flush=True)
+    config, changes = resumed(run_dir, others, starts=command == "run")
+    plan = make_plan(config, (f"resume={run_dir}", *map(as_typed, others)))
+    does = "resuming" if command == "run" else "plan of"
+    print(f"{does} {run_dir}; " + ("differs from before:" if changes else "nothing differs from before"), flush=True)
     for change in changes:
         print(f"  {change}", flush=True)
     if command == "plan":
@@ -236,9 +260,10 @@ def _sweep(session: HydraSession, command: str, overrides: list[str]) -> int:
     cfg = session.raw(overrides, RunMode.MULTIRUN)
     jobs = _jobs(cfg, overrides)
     for job in jobs:
-        plan = make_plan(session.compose(job).config, tuple(job))
+        composed = session.compose(job)
+        plan = make_plan(composed.config, _typed(composed.hydra, job))
         if command == "plan":
-            print(f"\njob {jobs.index(job)}: {' '.join(job)}", flush=True)
+            print(f"\njob {jobs.index(job)}: {' '.join(map(as_typed, job))}", flush=True)
             _print_plan(plan)
     if command == "plan":
         return 0
@@ -286,7 +311,7 @@ def sweep_job(cfg: DictConfig) -> float | None:
         raise ConfigError(
             "hydra.sweep.subdir", str(run_dir), "two jobs share this directory: put ${hydra.job.num} into it"
         )
-    code = _execute(config, make_plan(config, tuple(hydra.overrides.task)), run_dir)
+    code = _execute(config, make_plan(config, _typed(hydra, hydra.overrides.task)), run_dir)
     if code == INTERRUPTED:
         raise KeyboardInterrupt
     if code:
@@ -302,6 +327,7 @@ def _execute(config: Config, plan: RunPlan, run_dir: Path) -> int:
     """Run a plan in its directory, holding the lock and keeping the status."""
     directory = RunDirectory(run_dir)
     with directory.lock():
+        plan = replace(plan, warnings=(*plan.warnings, *look_at_sources(config)))
         try:
             config_files.save(config, run_dir)
             save_plan(plan, run_dir)
@@ -325,8 +351,7 @@ def _execute(config: Config, plan: RunPlan, run_dir: Path) -> int:
         except Exception as error:
             if (run_dir / "logs").is_dir():  # something was begun
                 error.add_note(f"the processes' own logs are in {run_dir / 'logs'}")
-        plan = replace(plan, warnings=(*plan.warnings, *look_at_sources(config)))
-                error.add_note(f"what is finished is kept; continue with: composer resume={run_dir}")
+                error.add_note(f"what is finished is kept; continue with: {pasteable('composer', f'resume={run_dir}')}")
             raise
         finally:
             directory.set_status(status)

@@ -340,6 +340,8 @@ def _refuse_stored_secrets(value: Any, key: str) -> None:
 
 def _bad_override(override: str, text: str) -> ConfigError:
     key, equals, value = override.partition("=")
+    if override in ("composer", "plan", "doctor", "run"):  # the command word itself is taken out before
+        return ConfigError(override, "", "is one word too many: leave it out")
     if not equals:
         hint = suggest(override, ["plan", "doctor", "run"])
         meant = f"did you mean `composer {hint}`?" if hint else f"write `{override}=<value>`"

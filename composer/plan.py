@@ -8,7 +8,8 @@ leave out stands in `composer/models/sizes.py`.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+import shlex
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,13 +28,25 @@ from composer.checks.common import (
 from composer.config import PLAN_FILE, to_dict
 from composer.instantiate import check_targets
 from composer.models.sizes import count_parameters, generator_memory, trainer_memory, training_flops_per_token
-from composer.schema import Accelerator, Config, Dtype, Stage, SyncMethod
+from composer.schema import Accelerator, Config, Dtype, SourceConfig, SourceKind, Stage, SyncMethod
 
 _BYTES = {Dtype.float32: 4, Dtype.bfloat16: 2}
 _CHECKPOINT_BYTES = 12
 """A float32 parameter and AdamW's two moments."""
 _ROUTE_BYTES_SMALL, _ROUTE_BYTES_LARGE = 1, 2
 """Expert ids are uint8 up to 256 experts, uint16 beyond."""
+
+
+@dataclass(frozen=True)
+class SourcePlan:
+    """A source of a phase."""
+
+    name: str
+    kind: str
+    weight: float
+    tokens: int
+    """Its share of the phase's tokens."""
+    where: str
 
 
 @dataclass(frozen=True)
@@ -50,6 +63,7 @@ class PhasePlan:
     """Tokens trained on: whole batches."""
     flops: float
     """Floating-point operations of all steps, recomputation left out."""
+    sources: tuple[SourcePlan, ...]
 
 
 @dataclass(frozen=True)
@@ -151,12 +165,12 @@ class RunPlan:
         return sum(m.bytes for m in self.memory if m.holder == holder)
 
 
-def make_plan(config: Config, overrides: tuple[str, ...] = ()) -> RunPlan:
+def make_plan(config: Config, typed: Sequence[str] = ()) -> RunPlan:
     """Check a config's relations and targets, and plan its run.
 
     Args:
         config: the resolved config.
-        overrides: what the user typed, repeated in the exact commands.
+        typed: flags and overrides as the user typed them, repeated in the exact commands.
 
     Raises:
         ConfigError: a target or the model is wrong.
@@ -187,7 +201,7 @@ def make_plan(config: Config, overrides: tuple[str, ...] = ()) -> RunPlan:
         memory=tuple(_memory(config)),
         storage=tuple(_storage(config)),
         ports=_ports(config),
-        commands=tuple(_commands(config, overrides)),
+        commands=tuple(_commands(config, typed)),
         warnings=tuple(warnings),
     )
 
@@ -230,6 +244,11 @@ def _phases(config: Config) -> Iterator[PhasePlan]:
     for name, phase in config.mix.phases.items():
         steps = optimizer_steps(phase)
         tokens = steps * phase.batch_size * phase.seq_len
+        weights = sum(s.weight for s in phase.sources.values())
+        sources = [
+            SourcePlan(n, s.kind.value, s.weight, round(tokens * s.weight / weights), _where(config, s))
+            for n, s in phase.sources.items()
+        ]
         yield PhasePlan(
             name=name,
             kind=phase.kind.value,
@@ -239,7 +258,18 @@ def _phases(config: Config) -> Iterator[PhasePlan]:
             steps=steps,
             tokens=tokens,
             flops=training_flops_per_token(config.model, phase.seq_len) * tokens,
+            sources=tuple(sources),
         )
+
+
+def _where(config: Config, source: SourceConfig) -> str:
+    """Where a source's text comes from."""
+    if source.kind is SourceKind.sessions:
+        sessions = config.mix.sessions
+        return f"{sessions.num_sessions:,} sessions of the expert, right in {sessions.expert_accuracy:.0%}"
+    if source.kind is SourceKind.files:
+        return f"{source.path}/{source.pattern}"
+    return source.path or "Python's standard library"
 
 
 def _processes(config: Config) -> Iterator[ProcessPlan]:
@@ -340,20 +370,14 @@ def _ports(config: Config) -> dict[str, str]:
     return ports
 
 
-def _commands(config: Config, overrides: tuple[str, ...]) -> Iterator[str]:
+def _commands(config: Config, typed: Sequence[str]) -> Iterator[str]:
     machines, parallel = _num_nodes(config), config.parallel
     if "address" in config.launcher.args:
         gpus = f" --num-gpus={parallel.gpus_per_node}" if parallel.accelerator is Accelerator.cuda else ""
         yield f"ray start --head --port=6379{gpus}   # on the first machine, unless the cluster is there already"
         if machines > 1:
             yield f"ray start --address=<first machine>:6379{gpus}   # on each of the other {machines - 1}"
-    yield " ".join(("composer", *(_quoted(o) for o in overrides)))
+    yield shlex.join(("composer", *typed))
     uri = config.tracking.uri or f"sqlite:///{Path(config.run_root).absolute() / 'mlflow.db'}"
     if uri.startswith("sqlite"):
-        yield f"mlflow ui --backend-store-uri {uri}   # to look at the record"
-
-
-def _quoted(override: str) -> str:
-    """An override as a shell reads it."""
-    plain = all(c.isalnum() or c in "=+~._/-:@," for c in override)
-    return override if plain else "'" + override.replace("'", "'\\''") + "'"
+        yield f"mlflow ui --backend-store-uri {shlex.quote(uri)} --host 127.0.0.1   # to look at the record"

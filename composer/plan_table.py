@@ -8,9 +8,11 @@ from itertools import groupby
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from composer.plan import RunPlan
 from composer.schema import Accelerator
+from composer.shell import pasteable
 
 WIDTH_IN_LOGS = 150
 _UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
@@ -26,6 +28,8 @@ def print_plan(plan: RunPlan, console: Console | None = None) -> None:
         f"{number(plan.active_parameters)} active ({share:.0%})"
     )
     console.print(_stages(plan))
+    if any(stage.phases for stage in plan.stages):
+        console.print(_mix(plan))
     console.print(_processes(plan))
     console.print(_mesh(plan))
     console.print(_memory(plan))
@@ -35,8 +39,9 @@ def print_plan(plan: RunPlan, console: Console | None = None) -> None:
         console.print(f"  {what}: {where}", highlight=False, markup=False)
     console.print("[bold]Commands[/]")
     for command in plan.commands:
+        program, _, rest = command.partition(" ")
         # Unwrapped, so that it can be copied.
-        console.print(f"  {command}", highlight=False, markup=False, soft_wrap=True)
+        console.print(f"  {pasteable(program)} {rest}".rstrip(), highlight=False, markup=False, soft_wrap=True)
     for warning in plan.warnings:
         console.print(f"[yellow]note[/] {warning}", highlight=False)
 
@@ -96,6 +101,17 @@ def _stages(plan: RunPlan) -> Table:
                 f"{phase.kind}: {phase.batch_size} x {phase.seq_len:,} tokens a step, {phase.sequences_per_rank} a rank"
             )
             table.add_row(f"  {phase.name}", f"{phase.steps:,}", number(phase.tokens), "", f"{phase.flops:.1e}", detail)
+    return table
+
+
+def _mix(plan: RunPlan) -> Table:
+    table = _table("Mix", "phase<", "tokens a sequence", "source<", "weight", "tokens", "kind<", "from<")
+    for phase in (phase for stage in plan.stages for phase in stage.phases):
+        for i, source in enumerate(phase.sources):
+            begin = (phase.name, f"{phase.seq_len:,}") if i == 0 else ("", "")
+            table.add_row(
+                *begin, source.name, f"{source.weight:g}", number(source.tokens), source.kind, Text(source.where)
+            )
     return table
 
 

@@ -42,18 +42,19 @@ None of them is meant to change what is learnt, though timing decides which epis
 _SAFE_PHASE_KEYS = ("evaluate_every", "checkpoint_every")
 
 
-def resumed(run_dir: Path, overrides: Sequence[str]) -> tuple[Config, list[str]]:
+def resumed(run_dir: Path, overrides: Sequence[str], *, starts: bool = True) -> tuple[Config, list[str]]:
     """The config to continue a run with, and a line for each key that differs from before.
 
     Args:
         run_dir: the directory of the run.
         overrides: what was typed beside `resume=`.
+        starts: the run is to go on, which a live or a finished one cannot.
 
     Raises:
         ResumeError: the directory cannot be resumed, or an override would make it another run.
         ConfigError: an override is wrong in itself.
     """
-    RunDirectory(run_dir).check_resumable()
+    RunDirectory(run_dir).check_resumable(starts=starts)
     try:
         stored = load(run_dir)
     except ConfigError as error:

@@ -23,6 +23,7 @@ from composer.instantiate import instantiate
 from composer.layout import Layout
 from composer.plan import RunPlan, StagePlan
 from composer.schema import Config, Stage
+from composer.shell import pasteable
 from composer.tracking.console import Console, write_summary
 from composer.tracking.mlflow import Record
 from composer.tracking.plots import read_metrics
@@ -79,14 +80,15 @@ def run(config: Config, plan: RunPlan, run_dir: Path) -> int:
         interrupted = True
         summary = summarise(layout, plan, config, clock, record.peak_rss_bytes)
     clock.save()
+    resume = pasteable("composer", f"resume={run_dir}")
     if interrupted and not summary["stages"]:
-        console.info(f"interrupted; continue with: composer resume={run_dir}")
+        console.info(f"interrupted; continue with: {resume}")
         return 130
     console.closing_table(
         summary,
         ui_command=record.ui_command,
         note=record.report.sentence if record.report else "",
-        resume_command=f"composer resume={run_dir}" if interrupted else "",
+        resume_command=resume if interrupted else "",
     )
     return 130 if interrupted else 0
 
@@ -159,11 +161,14 @@ def check_machine(findings: Iterable[Finding]) -> None:
     """Refuse to start where something required is missing.
 
     Raises:
-        MachineError: names what is missing and what to do.
+        MachineError: names what is missing; a note for each says what to do.
     """
     missing = [f for f in findings if f.required and not f.ok]
     if missing:
-        raise MachineError("; ".join(f"{f.name}: {f.detail}. {f.remedy}" for f in missing))
+        error = MachineError(f"this machine lacks what the run needs: {', '.join(f.name for f in missing)}")
+        for f in missing:
+            error.add_note(f"{f.name}: {f.detail} -> {f.remedy}")
+        raise error
 
 
 def run_label(run_dir: Path) -> str:

@@ -9,6 +9,7 @@ import contextlib
 import fcntl
 import json
 import os
+import shutil
 import socket
 import time
 from collections.abc import Iterator
@@ -17,8 +18,10 @@ from pathlib import Path
 
 from composer.config import CONFIG_FILE, PLAN_FILE
 from composer.errors import ConfigError, MachineError, ResumeError
+from composer.shell import pasteable
 
 _LOCK_FILE, _STATUS_FILE = "driver.lock", "status.json"
+_FIRST_FILES = (".hydra", "composer.log", CONFIG_FILE, PLAN_FILE, _LOCK_FILE, _STATUS_FILE)
 
 
 class Status(StrEnum):
@@ -81,11 +84,14 @@ class RunDirectory:
             handle.flush()
             yield
 
-    def check_resumable(self) -> None:
+    def check_resumable(self, *, starts: bool = True) -> None:
         """Refuse what cannot be continued.
 
+        Args:
+            starts: the run is to go on; otherwise its files are only read.
+
         Raises:
-            ResumeError: no such directory, not a run's, alive, or finished.
+            ResumeError: no such directory, not a run's, or, if it is to go on, alive or finished.
         """
         if not self.path.is_dir():
             near = _newest_runs(self.path.parent)
@@ -99,6 +105,8 @@ class RunDirectory:
                 f"resume={self.path}: not a run directory (no {PLAN_FILE} in it): give the directory that "
                 "a run printed when it started"
             )
+        if not starts:
+            return
         with self.lock():
             pass
         if self.status is Status.finished:
@@ -135,16 +143,29 @@ def claim(wanted: Path, *, chosen_by_user: bool) -> Path:
                     continue
                 if path.is_dir() and not any(path.iterdir()):
                     return path
+                resume = pasteable("composer", f"resume={wanted}")
                 raise ConfigError(
                     "hydra.run.dir",
                     str(wanted),
-                    f"exists, and a run directory is never overwritten: choose another, or `composer resume={wanted}`",
+                    f"exists, and a run directory is never overwritten: choose another, or `{resume}`",
                 ) from None
     except OSError as error:
         raise MachineError(
             f"{wanted} cannot be made ({error.strerror}): free space, or set run_root to a folder you may write to"
         ) from None
     raise MachineError(f"{wanted} and 998 names like it are taken: tidy up {wanted.parent}")
+
+
+def remove_unused(path: Path) -> bool:
+    """Remove a directory that this start claimed, if it holds nothing but what every start writes first.
+
+    Returns:
+        Whether it was removed.
+    """
+    if any(entry.name not in _FIRST_FILES for entry in path.iterdir()):
+        return False
+    shutil.rmtree(path, ignore_errors=True)
+    return not path.exists()
 
 
 def _newest_runs(folder: Path) -> list[str]:

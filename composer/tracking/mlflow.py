@@ -11,7 +11,6 @@ import dataclasses
 import json
 import os
 import shlex
-import shutil
 import subprocess
 import sys
 import threading
@@ -21,6 +20,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from composer.shell import pasteable
 from composer.tracking import state as states
 from composer.tracking.journal import encode_number
 from composer.tracking.names import flatten, numbers, redact, value_text
@@ -246,9 +246,7 @@ class Record:
             experiment = self._state.experiment_id
             place = f"/#/experiments/{experiment}/runs/{self.run_id}" if experiment and self.run_id else ""
             return uri.rstrip("/") + place
-        beside = Path(sys.executable).with_name("mlflow")
-        program = str(beside) if not shutil.which("mlflow") and beside.exists() else "mlflow"
-        return f"{shlex.quote(program)} ui --backend-store-uri {shlex.quote(uri)} --host 127.0.0.1"
+        return pasteable("mlflow", "ui", "--backend-store-uri", uri, "--host", "127.0.0.1")
 
     def flush(self, timeout_s: float = 30.0) -> bool:
         """Wait until everything has reached MLflow. Returns whether it has."""

@@ -12,6 +12,7 @@ import pytest
 
 from composer.cli import main, split_command
 from composer.config import load
+from composer.contract import Finding
 from composer.errors import TrainingError
 from composer.rundir import RunDirectory, Status
 from composer.schema import Config
@@ -138,7 +139,7 @@ def test_a_failed_run_says_why_in_one_line(monkeypatch: pytest.MonkeyPatch, caps
     first, logs, second = capsys.readouterr().err.splitlines()
     assert logs.endswith(str(Path("here").absolute() / "logs"))
     assert first == "composer: the loss is not finite at step 3: lower the learning rate"
-    assert second.endswith(f"continue with: composer resume={Path('here').absolute()}")
+    assert "continue with: " in second and second.endswith(f"composer resume={Path('here').absolute()}")
     assert RunDirectory(Path("here")).status is Status.failed
 
 
@@ -150,7 +151,36 @@ def test_a_run_that_began_nothing_is_not_to_be_resumed(
 
     stand_in(monkeypatch, run)
     assert main(["hydra.run.dir=here"]) == 1
-    assert capsys.readouterr().err.splitlines() == ["composer: this machine has no disk"]
+    lines = capsys.readouterr().err.splitlines()
+    assert lines == [
+        "composer: this machine has no disk",
+        f"composer: nothing was begun; {Path('here').absolute()} is removed",
+    ]
+    assert not Path("here").exists()
+    Path("mine").mkdir()
+    assert main(["hydra.run.dir=mine"]) == 1
+    assert Path("mine").is_dir(), "it was there before"
+
+
+def test_every_finding_of_the_machine_is_a_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from composer.run import check_machine
+
+    found = [Finding("disk", False, "full", "free it"), Finding("gpu", False, "none", required=False)]
+
+    def run(config: Config, plan: Any, run_dir: Path) -> int:
+        check_machine([*found, Finding("sandbox", False, "no user namespaces", "allow them")])
+        return 0
+
+    stand_in(monkeypatch, run)
+    assert main(["hydra.run.dir=here"]) == 3
+    assert capsys.readouterr().err.splitlines()[:3] == [
+        "composer: this machine lacks what the run needs: disk, sandbox",
+        "composer: disk: full -> free it",
+        "composer: sandbox: no user namespaces -> allow them",
+    ]
+    assert not Path("here").exists()
 
 
 def test_a_bug_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -196,7 +226,36 @@ def test_a_plan_of_a_resumed_run_starts_nothing(runs: list[Any]) -> None:
     assert main(["hydra.run.dir=here"]) == 0
     RunDirectory(Path("here")).set_status(Status.failed)
     assert main(["plan", "resume=here"]) == 0
+    with RunDirectory(Path("here")).lock():  # alive
+        assert main(["plan", "resume=here"]) == 0
+        assert main(["resume=here"]) == 2
     assert len(runs) == 1
+
+
+def test_a_plan_says_what_to_type_for_it(
+    own_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (own_folder / "my_conf" / "mix").mkdir(parents=True)
+    (own_folder / "my_conf" / "mix" / "ours.yaml").write_text("defaults: [quickstart]\nname: ours\n")
+    monkeypatch.setattr("composer.shell.shutil.which", lambda name: f"/usr/bin/{name}")
+    words = ["mix=ours", "mix.phases.sft.warmup_steps=3", "experiment=quickstart"]
+    assert main(["plan", "-cd", "my_conf", *words]) == 0
+    assert f"  composer --config-dir {own_folder}/my_conf {' '.join(words)}\n" in capsys.readouterr().out
+    assert main(["plan", "-m", "mix.phases.sft.warmup_steps=3,4"]) == 0
+    assert "job 1: mix.phases.sft.warmup_steps=4" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["plan", "composer"], "composer='': is one word too many: leave it out"),
+        (["plan", "plan"], "one word too many"),
+        (["doctor", "-m"], "leave out -m"),
+    ],
+)
+def test_words_that_do_not_go_together(argv: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(argv) == 2
+    assert message in capsys.readouterr().err
 
 
 def sweep(*argv: str) -> int:

@@ -33,7 +33,7 @@ def quickstart() -> RunPlan:
                 "generator.max_model_len=512",
             ]
         ),
-        ("seed=1", "run_root=a b"),
+        ("--config-dir", "my conf", "seed=1", "run_root=a b"),
     )
 
 
@@ -50,6 +50,18 @@ def test_stages_and_budgets(quickstart: RunPlan) -> None:
     assert pretrain.steps == sum(p.steps for p in pretrain.phases)
     assert (rl.steps, rl.episodes) == (60, 60 * 64)
     assert before.episodes == after.episodes == 512
+
+
+def test_the_mix_is_shown(quickstart: RunPlan, composer2: RunPlan) -> None:
+    pretrain, sft = quickstart.stages[0].phases
+    assert [(s.name, s.weight, s.tokens) for s in pretrain.sources] == [("code", 3.0, 7680), ("prose", 1.0, 2560)]
+    assert sft.sources[0].where == "2,000 sessions of the expert, right in 46%"
+    console = Console(width=150, force_terminal=False)
+    with console.capture() as captured:
+        print_plan(composer2, console)
+    rows = [line.split() for line in captured.get().splitlines()]
+    assert ["bulk_32k", "32,768", "code", "8", "800.02B", "files", "corpora/code/**/*"] in rows  # whole batches
+    assert ["prose", "2", "200.00B", "jsonl", "corpora/prose.jsonl"] in rows
 
 
 def test_processes_and_resources(quickstart: RunPlan) -> None:
@@ -101,7 +113,7 @@ def test_memory_and_storage(composer2: RunPlan) -> None:
 
 
 def test_commands_can_be_pasted(quickstart: RunPlan, composer2: RunPlan) -> None:
-    assert quickstart.commands[0] == "composer seed=1 'run_root=a b'"
+    assert quickstart.commands[0] == "composer --config-dir 'my conf' seed=1 'run_root=a b'"
     assert composer2.commands[0].startswith("ray start --head --port=6379 --num-gpus=8")
     assert "each of the other 83" in composer2.commands[1]
 
