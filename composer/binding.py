@@ -27,6 +27,9 @@ Origin = Callable[[str], str]
 MISSING = "???"
 """OmegaConf's mark of a value that has to be given."""
 
+PLAIN_NAME = re.compile(r"\w[\w .-]{0,99}")
+PLAIN_WORDS = "a name becomes part of paths and metrics: use letters, digits, `_`, `-` and `.`, 100 at most"
+
 ALIASES = {
     "lr": "learning_rate",
     "bs": "batch_size",
@@ -229,6 +232,8 @@ class _Binder:
             for name in raw:
                 if not isinstance(name, str):
                     raise self.wrong(f"{key}.{name}", name, str, f"a name is expected: quote it, '{name}'")
+                if not PLAIN_NAME.fullmatch(name):
+                    raise self.wrong(f"{key}.{name}", name, str, PLAIN_WORDS)
             return {n: self.entry(args[1] if args else Any, n, raw, key, metadata) for n in raw}
         if isinstance(inner, type) and issubclass(inner, Enum):
             return self.choice(inner, raw, key)
@@ -267,13 +272,17 @@ class _Binder:
 
     def scalar(self, cls: Any, raw: Any, key: str, metadata: Mapping[str, Any]) -> Any:
         if cls is float and isinstance(raw, int) and not isinstance(raw, bool):
-            raw = float(raw)
+            raw = float(raw) if abs(raw) < 2**1023 else math.inf
         if not isinstance(raw, cls) or (isinstance(raw, bool) and cls is not bool):
             raise self.wrong(key, raw, cls, f"{_words(cls)} is expected{_conversion(cls, raw)}")
         if isinstance(raw, float) and not math.isfinite(raw):
             raise self.wrong(key, raw, cls, "give a finite number")
         if cls in (int, float):
             self.range(raw, key, metadata)
+        if isinstance(raw, str) and not raw.strip() and not metadata.get("may_be_empty"):
+            raise self.wrong(key, raw, cls, "is empty: give a text, or leave the key out")
+        if isinstance(raw, str) and metadata.get("plain") and not PLAIN_NAME.fullmatch(raw):
+            raise self.wrong(key, raw, cls, PLAIN_WORDS)
         return raw
 
     def range(self, number: float, key: str, metadata: Mapping[str, Any]) -> None:

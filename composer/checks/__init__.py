@@ -50,7 +50,7 @@ def _check_tracking(config: Config) -> None:
             re.sub(r"//[^/@]*@", "//***@", uri),
             "secrets are not stored: set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD in the environment",
         )
-    if not re.match(r"(?:https?|[a-z0-9]+(?:\+[a-z0-9]+)?)://.", uri):
+    if not re.match(r"(?:https?|(?:sqlite|postgresql|mysql|mssql)(?:\+[a-z0-9]+)?)://.", uri):
         guess = f"http://{uri}" if re.match(r"[\w.-]+(:\d+)?$", uri) else "http://127.0.0.1:5000"
         raise ConfigError(
             "tracking.uri",

@@ -103,7 +103,9 @@ def check_generator(config: Config) -> None:
 
 def _check_cpu_generator(config: Config) -> None:
     """What vLLM's CPU kernels are built for."""
-    model = config.model
+    model, tp = config.model, config.generator.tensor_parallel
+    remedy = "a replica on the CPU is one process: use 1, and generator.num_replicas for more of them"
+    require(tp == 1, "generator.tensor_parallel", tp, remedy)
     for name in ("hidden_size", "expert_ffn_size"):
         value = getattr(model, name)
         remedy = f"vLLM on CPU needs a multiple of 32: {next_multiple(value, 32)}"

@@ -2,7 +2,13 @@
 
 import ast
 import dataclasses
+import random
+import threading
 from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
 
 from composer import schema
 from composer.binding import leaf_keys
@@ -46,8 +52,28 @@ def test_every_class_is_frozen_and_every_number_has_a_range() -> None:
         assert cls.__dataclass_params__.frozen, cls  # type: ignore[attr-defined]
         for field in dataclasses.fields(cls):
             if field.type in ("int", "float"):
-                bounds = [field.metadata.get(k) for k in ("minimum", "maximum", "above")]
-                assert any(b is not None for b in bounds), f"{cls.__name__}.{field.name}"
+                low, high, above = (field.metadata.get(k) for k in ("minimum", "maximum", "above"))
+                assert high is not None and (low is None) != (above is None), (cls, field.name)
+                assert field.type != "int" or 0 < high <= 2**53, (cls, field.name)
+
+
+def test_ranges_end_where_the_libraries_do() -> None:
+    """What is largest by the schema is still taken by the libraries that it goes to."""
+    seed, replicas = (
+        f.metadata["maximum"] for f in (_field("Config", "seed"), _field("GeneratorConfig", "num_replicas"))
+    )
+    numpy.random.seed(seed + replicas)
+    with pytest.raises(ValueError):
+        numpy.random.seed(2**32)
+    random.Random(seed).random()
+    assert _field("LimitsConfig", "lifetime_s").metadata["maximum"] < threading.TIMEOUT_MAX
+    for cls in ("AlgorithmConfig", "EvaluationConfig"):
+        metadata = _field(cls, "temperature").metadata
+        assert (metadata["minimum"], metadata["maximum"]) == (0.01, 2)  # vllm/sampling_params.py
+
+
+def _field(cls: str, name: str) -> dataclasses.Field[Any]:
+    return next(f for f in dataclasses.fields(getattr(schema, cls)) if f.name == name)
 
 
 def test_defaults_lie_in_their_ranges() -> None:

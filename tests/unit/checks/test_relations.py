@@ -68,6 +68,7 @@ def test_the_recipes_hold(overrides: list[str]) -> None:
         (["stages=[pretrain,rl]"], "algorithm.min_start_average", "evaluate_before"),
         (["generator.max_model_len=4096"], "generator.max_model_len", "at most model.max_context (2048)"),
         (["env.max_turn_tokens=512"], "env.max_turn_tokens", "less than generator.max_model_len (512)"),
+        (["generator.tensor_parallel=2"], "generator.tensor_parallel", "one process: use 1"),
         (["generator.tensor_parallel=3"], "generator.tensor_parallel", "must divide model.num_heads (4)"),
         # 3 layers x 2 x 4 heads x 32 x 4 bytes = 3072 bytes a token; 512 tokens = 1572864 bytes
         (
@@ -88,6 +89,7 @@ def test_the_recipes_hold(overrides: list[str]) -> None:
         (["env.limits.lifetime_s=1.0"], "env.limits.lifetime_s", "at least env.episode_timeout_s (120)"),
         (["algorithm.group_timeout_s=1.0"], "algorithm.group_timeout_s", "at least env.episode_timeout_s (120)"),
         (["tracking.uri=127.0.0.1:5000"], "tracking.uri", "write `http://127.0.0.1:5000`"),
+        (["tracking.uri=ftp://host"], "tracking.uri", "`sqlite:////path/mlflow.db`"),
         (["tracking.uri=https://me:hunter2@host"], "tracking.uri", "MLFLOW_TRACKING_PASSWORD"),
         (["model.experts_per_token=33"], "model.experts_per_token", "at most num_experts (32)"),
         (["model.num_shared_experts=1"], "model.num_shared_experts", "must be 0"),
