@@ -140,8 +140,8 @@ def _parse(words: Sequence[str]) -> argparse.Namespace:
         raise ConfigError(
             "--" + chosen[0], True, f"cannot be used with --{chosen[1].replace('_', '-')}: give one of them"
         )
-    if args.resolve and not (args.cfg or args.help):
-        raise ConfigError("--resolve", True, "only says how --cfg and --help print: add `--cfg job`")
+    if args.resolve and not args.cfg:
+        raise ConfigError("--resolve", True, "only says how --cfg prints: add `--cfg job`")
     return args
 
 

@@ -350,6 +350,16 @@ def test_hydras_habits(argv: list[str], expected: str, capsys: pytest.CaptureFix
     assert not list(own_folder.iterdir())
 
 
+def test_help_fits_a_screen_and_begins_with_what_can_be_typed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) < 48 and max(map(len, lines)) <= 120
+    text = "\n".join(lines)
+    places = [text.index(words) for words in ("composer plan [overrides]", "--multirun", "mix: composer2", "Examples:")]
+    assert places == sorted(places)
+    assert "hidden_size" not in text, "the config has `--cfg job`"
+
+
 def exit_code(argv: list[str]) -> int:
     try:
         return main(argv)
