@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import json
 import os
+import re
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -18,6 +19,7 @@ from typing import Any
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
 
+from composer.shell import as_typed
 from composer.tracking.console import duration_text, number_text
 from composer.tracking.state import FAILED, FINISHED, KILLED, RUNNING, SWEEP_VARIABLE
 
@@ -44,7 +46,7 @@ class SweepCallback(Callback):
 
         self._sweep_dir = Path(str(config.hydra.sweep.dir)).absolute()
         self._sweep_dir.mkdir(parents=True, exist_ok=True)
-        overrides = [str(override) for override in config.hydra.overrides.task]
+        overrides = _overrides(config)
         settings = {
             "run_root": str(OmegaConf.select(config, "run_root") or self._sweep_dir.parent),
             "tracking": OmegaConf.to_container(config.tracking, resolve=True) if "tracking" in config else {},
@@ -140,7 +142,7 @@ def _is_multirun(config: DictConfig) -> bool:
 
 def _overrides(config: DictConfig) -> list[str]:
     """What was typed for this job: what all jobs have in common, and what tells it from its siblings."""
-    return [str(override) for override in config.hydra.overrides.task]
+    return [as_typed(str(override)) for override in config.hydra.overrides.task]
 
 
 def _split(override: str) -> tuple[str, str]:
@@ -190,8 +192,22 @@ def _row(job: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def _when(name: str, when: str) -> str:
+    """The name of the same result at another time: `evaluation/before/best_at_8`, `evaluation/after/best_at_8`."""
+    return re.sub(r"(?<=/)(before|after|\*)(?=/|$)", when, name)
+
+
+def _pair(before: float | None, after: float | None) -> str:
+    return "-" if before is after is None else f"{number_text(before)} -> {number_text(after)}"
+
+
+def _heading(name: str) -> str:
+    """`average@8` of `evaluation/*/average_at_8`."""
+    return name.removeprefix("evaluation/*/").removesuffix("/*").replace("_at_", "@").replace("_", " ")
+
+
 def _print_table(jobs: Sequence[Mapping[str, Any]]) -> None:
-    """The jobs side by side: the overrides in which they differ and their results."""
+    """The jobs side by side: the overrides in which they differ and their results, before -> after."""
     if not jobs:
         return
     common = set.intersection(*(set(job["overrides"]) for job in jobs)) if len(jobs) > 1 else set()
@@ -200,17 +216,17 @@ def _print_table(jobs: Sequence[Mapping[str, Any]]) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    names = list(dict.fromkeys(name for job in jobs for name in job.get("results", {})))
+    names = list(dict.fromkeys(_when(name, "*") for job in jobs for name in job.get("results", {})))
     table = Table(box=box.SIMPLE_HEAVY, title="Sweep", title_justify="left")
-    for heading in ("job", "overrides", "status", *(name.replace("evaluation/", "") for name in names), "time"):
-        table.add_column(heading, overflow="fold")
+    for heading in ("job", "overrides", "status", *(_heading(name) for name in names), "time"):
+        table.add_column(heading, no_wrap=heading != "overrides", overflow="fold")
     for job in jobs:
-        results = [number_text(job.get("results", {}).get(name)) for name in names]
+        found = job.get("results", {})
         cells = [
             str(job["number"]),
             "\n".join(override for override in job["overrides"] if override not in common),
             job["status"],
-            *results,
+            *(_pair(found.get(_when(name, "before")), found.get(_when(name, "after"))) for name in names),
             duration_text(job.get("wall_s")),
         ]
         table.add_row(*map(Text, cells))
