@@ -42,6 +42,20 @@ def test_your_own_mix(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", *command("--config-dir my_conf")]) == 0, capsys.readouterr()
 
 
+@pytest.mark.parametrize("line", re.findall(r"^    composer (.*)  #", README, re.MULTILINE))
+def test_what_can_be_changed(line: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Planned instead of run; what `doctor` finds is this machine's affair."""
+    words = [word for word in shlex.split(line) if word not in ("plan", "doctor")]
+    assert main(["plan", *words]) == 0, capsys.readouterr()
+
+
+def test_tab_completion(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    [line] = re.findall(r'^    eval "\$\((composer .*)\)"', README, re.MULTILINE)
+    monkeypatch.setattr("sys.argv", ["composer"])
+    assert main(shlex.split(line)[1:]) == 0
+    assert capsys.readouterr().out.rstrip().endswith("-F hydra_bash_completion composer")
+
+
 @pytest.mark.parametrize("path", re.findall(r"\]\(((?!http)[^)]+)\)", README))
 def test_what_is_linked_is_there(path: str) -> None:
     assert (Path(__file__).parents[2] / path).exists()
