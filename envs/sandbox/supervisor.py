@@ -33,6 +33,8 @@ _SANDBOX_NAMESPACES = (
     | linux.CLONE_NEWCGROUP
 )
 _UID = 1000
+_EXITING = 0x4
+"""PF_EXITING of the kernel's include/linux/sched.h, in field 9 of /proc/<pid>/stat."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,7 @@ def run(assignment: Assignment) -> NoReturn:
     try:
         proc = _join(assignment)
         inside = _look_around(assignment, proc)
-        Supervisor(assignment, inside).serve(channel)
+        Supervisor(assignment, inside, proc).serve(channel)
     except ConnectionError:
         os._exit(0)
     except BaseException as e:  # noqa: BLE001 - the last chance to say why
@@ -132,9 +134,9 @@ def _namespace(proc: int, pid: str) -> int:
 class Supervisor:
     """Answers the backend's requests, one at a time."""
 
-    def __init__(self, assignment: Assignment, inside: Inside) -> None:
-        """The process has joined the sandbox."""
-        self._assignment, self._inside = assignment, inside
+    def __init__(self, assignment: Assignment, inside: Inside, proc: int) -> None:
+        """The process has joined the sandbox; `proc` is a directory descriptor of the outer /proc."""
+        self._assignment, self._inside, self._proc = assignment, inside, proc
         self._shell = PersistentShell(inside)
         self._operations: dict[str, Callable[[dict[str, Any], bytes], tuple[dict[str, Any], bytes]]] = {
             "populate": self._populate,
@@ -150,7 +152,7 @@ class Supervisor:
         """Answer until the backend hangs up.
 
         Raises:
-            ConnectionError: the backend hung up.
+            ConnectionError: the backend hung up, or the sandbox ended under a command.
         """
         while True:
             if self._inside.memory is not None:
@@ -162,7 +164,24 @@ class Supervisor:
                 answer, payload = {"errno": e.errno or errno.EIO, "path": os.fsdecode(e.filename or "")}, b""
             except ValueError as e:
                 answer, payload = {"errno": errno.EINVAL, "path": str(e)}, b""
+            if request["op"] in ("shell", "exec") and self._is_ending():
+                # The kernel has killed the command with everything else: that is not how the command ended.
+                raise ConnectionError
             channel.sendall(frames.pack(answer, payload))
+
+    def _is_ending(self) -> bool:
+        """Whether PID 1 has ended or is about to; no program inside the sandbox can bring that about."""
+        try:
+            fd = os.open(f"{self._assignment.init_pid}/stat", os.O_RDONLY, dir_fd=self._proc)
+        except OSError:
+            return True
+        try:
+            state, *fields = os.read(fd, 1024).rpartition(b")")[2].split()
+        except OSError:
+            return True
+        finally:
+            os.close(fd)
+        return state in (b"Z", b"X") or bool(int(fields[5]) & _EXITING)
 
     def _watch_background(self, channel: socket.socket, memory: limits.MemoryWatch) -> None:
         """Between commands: look at the memory of what was left running."""

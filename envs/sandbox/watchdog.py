@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import resource
 import select
 import signal
 import socket
@@ -33,6 +34,7 @@ def main() -> NoReturn:
     if os.getppid() != owner_pid:
         os._exit(0)
     control = socket.socket(fileno=control_fd)
+    control.set_inheritable(False)
     settings = json.loads(control.recv(2**22))
     error = _leave_namespaces()
     if error:
@@ -41,7 +43,9 @@ def main() -> NoReturn:
     child = os.fork()
     if child == 0:
         linux.set_parent_death_signal(signal.SIGKILL)
-        os.close(owner)
+        # All but the control socket: what stays open, the lock file too, every program in a sandbox could open again.
+        os.closerange(3, control_fd)
+        os.closerange(control_fd + 1, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
         forkserver.run(control, settings)
     control.close()
     _watch(owner, child, settings)
