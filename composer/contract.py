@@ -1,7 +1,8 @@
 """What an env, a sandbox, a tool, a grader and a launcher promise. `envs` and `launchers` keep these promises.
 
 Everything that touches a sandbox is asynchronous, since one process runs many episodes at a time. Every wait inside
-an implementation has a deadline. `Raises:` lists are complete: nothing else may come out of these calls.
+an implementation has a deadline and leaves the event loop free. `Raises:` lists are complete: what else comes out is a
+bug of the part, which is named; the episode then has no reward.
 """
 
 from __future__ import annotations

@@ -71,6 +71,10 @@ class ToolCallError(ComposerError):
     """The model's tool call is malformed. It is shown to the model as a tool result."""
 
 
+class ToolError(ComposerError):
+    """A tool broke its contract: a bug in it, or a wait without an end. Never a reward, never shown to the model."""
+
+
 class TaskError(ComposerError):
     """A task cannot be used: its files or its tests cannot run."""
 

@@ -23,7 +23,7 @@ from composer.layout import Layout
 from composer.rl.packing import PackedRows
 from composer.schema import Config
 from composer.types import Group, Split
-from composer.workers import EnvWorker, GeneratorReplica, TrainerRank
+from composer.workers import EnvWorker, GeneratorReplica, TrainerRank, last_words
 
 if TYPE_CHECKING:
     from composer.rollout.generator import GeneratorPool
@@ -206,7 +206,12 @@ class Rollouts:
     """Generators and env workers. Keeps `composer.rl.controller.Rollouts` and the evaluation's."""
 
     def __init__(
-        self, config: Config, layout: Layout, run_label: str, options: Callable[[str], dict[str, Any]]
+        self,
+        config: Config,
+        layout: Layout,
+        run_label: str,
+        options: Callable[[str], dict[str, Any]],
+        warn: Callable[[str], None],
     ) -> None:
         """Start the env workers at once; generators start when there is a model.
 
@@ -215,16 +220,20 @@ class Rollouts:
             layout: the run directory.
             run_label: marks sandboxes.
             options: Ray options by role.
+            warn: tells the user one sentence.
         """
-        self._config, self._layout, self._options = config, layout, options
+        self._config, self._layout, self._options, self._warn = config, layout, options, warn
         actor = ray.remote(EnvWorker).options(**options("env"), max_concurrency=1024, scheduling_strategy="SPREAD")
-        self.workers = [actor.remote(str(layout.run_dir), run_label) for _ in range(config.env.num_workers)]
+        self._names = [f"env-{i}" for i in range(config.env.num_workers)]
+        self.workers = [actor.remote(str(layout.run_dir), name, run_label) for name in self._names]
         self._load = [0] * len(self.workers)
+        self._dead: dict[int, LauncherError] = {}
         self.pool: GeneratorPool | None = None
 
     async def check_tasks(self) -> None:
         """Find out before anything is trained whether the tasks' own tests can run."""
-        await arrive(self.workers[0].check_tasks.remote(), "env worker", START_DEADLINE_S)
+        deadline_s = START_DEADLINE_S + 2 * self._config.env.episode_timeout_s
+        await self._arrive(0, self.workers[0].check_tasks.remote(), deadline_s)
 
     async def prepare(self, progress: Callable[[int], None]) -> None:
         """Make the tokenizer and the expert's sessions that the mix asks for.
@@ -242,7 +251,7 @@ class Rollouts:
 
         watching = asyncio.create_task(watch())
         try:
-            await arrive(worker.prepare.remote(), "env worker", self._config.parallel.timeout_s)
+            await self._arrive(0, worker.prepare.remote(), self._config.parallel.timeout_s)
         finally:
             watching.cancel()
 
@@ -279,17 +288,38 @@ class Rollouts:
         await asyncio.gather(*(arrive(w.connect.remote(replicas), "env worker", 60.0) for w in self.workers))
 
     async def run_group(self, split: Split, index: int, group_id: str, size: int, temperature: float) -> Group:
-        """Run a group on the env worker that has the fewest."""
-        worker = self._load.index(min(self._load))
-        self._load[worker] += 1
-        answer = self.workers[worker].run_group.remote(split, index, group_id, size, temperature)
+        """Run a group on the env worker that has the fewest; on another one if that dies.
+
+        Raises:
+            LauncherError: all env workers are dead.
+            ComposerError: as the worker raised it.
+        """
+        while alive := [i for i in range(len(self.workers)) if i not in self._dead]:
+            worker = min(alive, key=self._load.__getitem__)
+            self._load[worker] += 1
+            answer = self.workers[worker].run_group.remote(split, index, group_id, size, temperature)
+            try:
+                return await self._arrive(worker, answer)
+            except LauncherError as e:
+                if worker not in self._dead and len(alive) > 1:
+                    self._warn(f"going on with {len(alive) - 1} env workers of {len(self.workers)}: {e}")
+                self._dead[worker] = e
+            except asyncio.CancelledError:
+                ray.cancel(answer)
+                raise
+            finally:
+                self._load[worker] -= 1
+        raise next(reversed(self._dead.values()))
+
+    async def _arrive(self, worker: int, answer: Awaitable[Any], timeout_s: float | None = None) -> Any:
+        """As `arrive`; a worker that ended itself has left the reason."""
         try:
-            return await arrive(answer, "env worker")
-        except asyncio.CancelledError:
-            ray.cancel(answer)
+            return await arrive(answer, "env worker", timeout_s)
+        except LauncherError:
+            with contextlib.suppress(OSError):
+                reason = last_words(self._layout.run_dir, self._names[worker]).read_text(encoding="utf-8")
+                raise LauncherError(reason) from None
             raise
-        finally:
-            self._load[worker] -= 1
 
     async def stop(self) -> None:
         """End sandboxes and engines in an orderly way, then the actors. Raises nothing."""

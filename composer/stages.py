@@ -48,7 +48,7 @@ class Run:
     @cached_property
     def rollouts(self) -> Rollouts:
         """Env workers, and generators once a model is there."""
-        return Rollouts(self.config, self.layout, self.label, self._options)
+        return Rollouts(self.config, self.layout, self.label, self._options, self.console.warn)
 
     async def start_generators(self, model: Path, policy_version: int = 0) -> None:
         """Start the generators unless they run already."""

@@ -5,7 +5,9 @@ Every actor reads the resolved config from the run directory by itself; only sma
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
+import faulthandler
 import json
 import logging
 import os
@@ -15,15 +17,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from composer import config as config_files
-from composer.errors import ComposerError, CorpusError, TaskError
+from composer.errors import CorpusError
 from composer.instantiate import instantiate
 from composer.layout import Layout
 from composer.rollout.chat import TEMPLATES, Chat, install_template
 from composer.rollout.episode import Env, EnvSettings, Rubric
 from composer.rollout.generator import GeneratorPool, Replica
+from composer.rollout.parts import BlockedLoop, make_task
 from composer.rollout.sessions import record_sessions, render_session, session_text
 from composer.schema import ChatTemplate, Config, PhaseKind, SourceKind, Stage, TargetConfig
-from composer.types import Generation, Group, Outcome, Split, Task, Trajectory
+from composer.types import Generation, Group, Outcome, Split, Trajectory
 
 if TYPE_CHECKING:
     from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
@@ -41,6 +44,11 @@ def log_to(run_dir: Path, name: str) -> None:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", force=True)
+
+
+def last_words(run_dir: Path, name: str) -> Path:
+    """Where a process that has to end itself leaves the reason."""
+    return run_dir / "logs" / f"{name}.last-words"
 
 
 class GeneratorReplica(Replica):
@@ -198,13 +206,16 @@ class TrainerRank:
 class EnvWorker:
     """Runs episodes: many at a time in one process, each in its own sandbox."""
 
-    def __init__(self, run_dir: str, run_label: str) -> None:
+    def __init__(self, run_dir: str, name: str, run_label: str) -> None:
         """Make the parts of the env that need no tokenizer.
 
         Raises:
             ConfigError: a target refuses its arguments.
         """
-        log_to(Path(run_dir), f"env-{os.getpid()}")
+        log_to(Path(run_dir), name)
+        self._last_words = last_words(Path(run_dir), name)
+        self._last_words.unlink(missing_ok=True)
+        self._watch: BlockedLoop | None = None
         self.layout = Layout(Path(run_dir))
         config = self.config = config_files.load(self.layout.run_dir)
         env = config.env
@@ -226,8 +237,7 @@ class EnvWorker:
         """Make the tokenizer, and the sessions that the mix asks for; what is there already stays.
 
         Raises:
-            TaskError: the taskset has no expert.
-            SandboxError: a session's sandbox failed.
+            TaskError, ToolError, SandboxError: see `composer.rollout.sessions.record_sessions`.
             CorpusError, TokenizerError: see `composer.pretrain.prepare`.
         """
         from composer.pretrain.prepare import prepare_tokenizer
@@ -245,6 +255,7 @@ class EnvWorker:
                 limits=self.settings.limits,
                 max_observation_bytes=env.max_observation_bytes,
                 seed=config.seed,
+                timeout_s=env.episode_timeout_s,
                 progress=self._count_recorded,
             )
         texts: list[str] = []
@@ -281,13 +292,14 @@ class EnvWorker:
         """Grade the untouched state of the first task of each split: tests that cannot run are found now, not in RL.
 
         Raises:
-            TaskError: they cannot run.
+            TaskError: they cannot run, or the taskset broke.
             SandboxError, GradingError: the grader failed.
         """
+        self._watch_loop()
         for split in Split:
-            task = self._task(split, 0)
+            task = make_task(self.taskset, split, 0)
             nobody = Trajectory(task.id, "check", "check", [], [], Outcome.FINISHED, None)
-            await self.rubric.grade(task, task.files, self.backend, nobody)
+            await self.rubric.grade(task, task.files, self.backend, nobody, self.settings.episode_timeout_s)
 
     async def connect(self, replicas: Mapping[str, Any]) -> None:
         """Where the policy answers.
@@ -295,6 +307,7 @@ class EnvWorker:
         Raises:
             TokenizerError: the chat template cannot render the tools.
         """
+        self._watch_loop()
         self.generators = GeneratorPool(dict(replicas), self.config.generator.request_timeout_s)
         self.chat = Chat.load(self.layout.tokenizer)
         self.env = Env(
@@ -310,11 +323,11 @@ class EnvWorker:
         """Run `size` sibling episodes of the task at `index`.
 
         Raises:
-            TaskError: there is no such task.
+            TaskError: there is no such task, or the taskset broke.
         """
         generators = self.generators
         assert generators is not None, "connect comes first"
-        task = self._task(split, index)
+        task = make_task(self.taskset, split, index)
 
         async def generate(token_ids: list[int], *, max_tokens: int, episode_id: str) -> Generation:
             return await generators.generate(
@@ -327,15 +340,16 @@ class EnvWorker:
 
         return await self.env.run_group(task, group_id, size, generate, generators.release)
 
-    def _task(self, split: Split, index: int) -> Task:
-        try:
-            return self.taskset.task(split, index)
-        except ComposerError:
-            raise
-        except IndexError:
-            raise TaskError(f"{self.taskset.name} has no {split} task {index}: ask for fewer tasks or steps") from None
-        except Exception as e:
-            raise TaskError(f"{self.taskset.name} broke on {split} task {index} ({e!r}): mend its `task`") from e
+    def _watch_loop(self) -> None:
+        if self._watch is None:
+            loop = asyncio.get_running_loop()
+            self._watch = BlockedLoop(loop, self.settings.episode_timeout_s, self._give_up)
+
+    def _give_up(self, reason: str) -> None:
+        """End this process: nothing can end what blocks its event loop. The sandboxes' watchdog cleans up."""
+        self._last_words.write_text(reason, encoding="utf-8")
+        faulthandler.dump_traceback()
+        os._exit(1)
 
     async def stop(self) -> None:
         """Stop every sandbox."""

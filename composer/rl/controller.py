@@ -16,12 +16,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from composer.errors import ComposerError, SandboxError
+from composer.errors import ComposerError, LauncherError, SandboxError
 from composer.rl.ledger import Ledger, LedgerState
 from composer.rl.packing import PackedRows, pack
 from composer.rl.samples import group_metrics, make_samples
 from composer.schema import AlgorithmConfig
-from composer.types import Group, Outcome, Sample, Split, Trajectory
+from composer.types import Group, Sample, Split, Trajectory
+
+_NO_ROOM = "its request fills the context; shorten it, or start a new run with a higher generator.max_model_len"
 
 
 class Rollouts(Protocol):
@@ -31,6 +33,7 @@ class Rollouts(Protocol):
         """Run `size` sibling episodes of a task. Failed episodes are data inside the group.
 
         Raises:
+            LauncherError: there is no worker left.
             ComposerError: the worker itself failed.
         """
         ...
@@ -123,6 +126,7 @@ class Controller:
             TrainingError: an optimizer step failed.
             WeightSyncError: weights did not arrive.
             SandboxError: group after group failed in the infrastructure.
+            LauncherError: there is no worker left.
         """
         try:
             while self.version < self.algorithm.num_steps:
@@ -166,15 +170,20 @@ class Controller:
                 group = await self.rollouts.run_group(
                     Split.TRAIN, index, group_id, algorithm.group_size, algorithm.temperature
                 )
-            lost = [t for t in group.trajectories if t.outcome is Outcome.INFRASTRUCTURE_ERROR]
-            if len(group.trajectories) - len(lost) >= 2:
+            scored = [t for t in group.trajectories if t.reward is not None]
+            if len(scored) < 2:
+                lost = [t.error for t in group.trajectories if t.reward is None]
+                self._drop(group_id, lost[0] if lost else "no episode", failed=True)
+            elif not any(t.num_generated_tokens for t in scored):
+                self._drop(group_id, f"task {group.task_id} leaves no room to answer: {_NO_ROOM}", failed=True)
+            else:
                 self.ledger.group(group)
                 self._ready.append(group)
                 self._failures_in_a_row = 0
-            else:
-                self._drop(group_id, lost[0].error if lost else "no episode", failed=True)
         except TimeoutError:
             self._drop(group_id, f"not finished after {algorithm.group_timeout_s:g} s", failed=True)
+        except LauncherError as e:  # no other group would fare better
+            self._bug = e
         except ComposerError as e:
             self._drop(group_id, str(e), failed=True)
         except Exception as e:  # not a failure of an episode: the loop would meet it again and again

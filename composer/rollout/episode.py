@@ -6,7 +6,6 @@ What fails is attributed where it happens: a model's mistake has a reward, a fai
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -14,12 +13,15 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from composer.contract import Grader, Sandbox, SandboxBackend, SandboxLimits, Taskset, Tool
-from composer.errors import ComposerError
+from composer.errors import ComposerError, GradingError
 from composer.rollout.chat import Chat
 from composer.rollout.harness import Generate, Harness, HarnessLimits, ToolClock
+from composer.rollout.parts import grade
 from composer.types import Group, Outcome, Task, Trajectory
 
 logger = logging.getLogger(__name__)
+COLLECTED_SHARE = 8
+"""An agent may leave behind the task's files and this part of its disk; more is not graded and gets 0."""
 
 
 @dataclass(frozen=True)
@@ -30,16 +32,25 @@ class Rubric:
     weights: Mapping[str, float] = field(default_factory=dict)
     """1.0 where a grader is absent."""
 
-    async def grade(self, task: Task, files: Mapping[str, bytes], backend: SandboxBackend, t: Trajectory) -> None:
+    async def grade(
+        self, task: Task, files: Mapping[str, bytes], backend: SandboxBackend, t: Trajectory, timeout_s: float
+    ) -> None:
         """Fill the trajectory's reward, its parts and the graders' details.
 
         Raises:
             SandboxError, GradingError, TaskError: as of `composer.contract.Grader.grade`.
+            GradingError: a grader broke its contract, or did not end within `timeout_s` (of all graders together).
         """
-        for name, grader in self.graders.items():
-            grade = await grader.grade(task, files, backend, t)
-            t.rewards[name] = float(grade.score)
-            t.metadata[name] = json.loads(json.dumps(grade.details, default=str))  # the record keeps it as JSON
+        name = ""
+        try:
+            async with asyncio.timeout(timeout_s):
+                for name, grader in self.graders.items():
+                    t.rewards[name], t.metadata[name] = await grade(name, grader, task, files, backend, t)
+        except TimeoutError:
+            raise GradingError(
+                f"grader {name!r} did not end within {timeout_s:g} s on task {task.id}: make it faster, "
+                "or raise env.episode_timeout_s"
+            ) from None
         t.reward = sum(self.weights.get(name, 1.0) * score for name, score in t.rewards.items())
 
     def zero(self, t: Trajectory, reason: str) -> None:
@@ -64,8 +75,9 @@ async def run_episode(
     """Run the agent in a sandbox of its own, then grade what it left behind.
 
     Only an episode that ended with the finish tool is graded: all others hand nothing in and get 0. An episode has no
-    reward (`INFRASTRUCTURE_ERROR`, with its cause in `error`) when the generator, the sandbox or a grader failed, or
-    when they were too slow; if the agent's own commands used more than half of the time, it gets 0 as `TIMED_OUT`.
+    reward (`INFRASTRUCTURE_ERROR`, with its cause in `error`) when the generator, the sandbox, a tool or a grader
+    failed, or when they were too slow; if the agent's own commands used more than half of the time, it gets 0 as
+    `TIMED_OUT`.
 
     Args:
         task: the task.
@@ -100,35 +112,45 @@ async def run_episode(
             try:
                 outcome = await harness.run(conversation, sandbox, generate, episode_id, clock)
                 finished = outcome is Outcome.FINISHED
-                files = await _collect(sandbox, limits.disk_bytes) if finished else f"the episode ended with {outcome}"
+                files = await _collect(task, sandbox, limits) if finished else f"the episode ended with {outcome}"
             finally:
                 await _stop(sandbox)
         if isinstance(files, str):
             rubric.zero(t, reason=files)
         else:
             phase = "grading"
-            async with asyncio.timeout(timeout_s):
-                await rubric.grade(task, files, backend, t)
+            await rubric.grade(task, files, backend, t, timeout_s)
         t.outcome = outcome
     except TimeoutError:
-        if phase == "the agent" and clock.seconds > timeout_s / 2:
+        if clock.command_s > timeout_s / 2:
             t.outcome = Outcome.TIMED_OUT
-            rubric.zero(t, reason=f"the agent's commands took {clock.seconds:.0f} of {timeout_s:g} s")
+            rubric.zero(t, reason=f"the agent's commands took {clock.command_s:.0f} of {timeout_s:g} s")
+        elif clock.stuck:
+            _fail(
+                t,
+                f"tool {clock.stuck!r} did not answer within the episode's {timeout_s:g} s: give every wait in it a "
+                "deadline, or raise env.episode_timeout_s",
+            )
         else:
-            _fail(t, f"{phase} did not end within {timeout_s:g} s, of which tools took {clock.seconds:.0f} s")
+            _fail(t, f"{phase} did not end within {timeout_s:g} s, of which its commands took {clock.command_s:.0f} s")
     except ComposerError as error:
+        if error.__cause__ is not None:
+            logger.warning("Episode %s broke in %s", episode_id, phase, exc_info=error)
         _fail(t, str(error))
-    except Exception as error:  # a tool, grader or backend that breaks its contract must not take other episodes along
+    except Exception as error:  # a backend that breaks its contract must not take other episodes along
         logger.exception("Episode %s broke in %s", episode_id, phase)
         _fail(t, f"{phase} raised {type(error).__name__}: {error}")
     t.seconds = time.monotonic() - start
     return t
 
 
-async def _collect(sandbox: Sandbox, max_bytes: int) -> dict[str, bytes] | str:
-    """The files left behind, or why there are none to grade."""
+async def _collect(task: Task, sandbox: Sandbox, limits: SandboxLimits) -> dict[str, bytes] | str:
+    """The files left behind, or why there are none to grade.
+
+    All that fits on the agent's disk would not fit into memory several times, here and in the grading sandbox.
+    """
     try:
-        return await sandbox.files(max_bytes)
+        return await sandbox.files(sum(map(len, task.files.values())) + limits.disk_bytes // COLLECTED_SHARE)
     except OSError as error:
         return f"the files left behind cannot be collected: {error.strerror or error}"
 

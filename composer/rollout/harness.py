@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol, cast
 
-from composer.contract import Sandbox, Tool
+from composer.contract import ExecResult, Sandbox, Tool
 from composer.errors import GeneratorError, ToolCallError
 from composer.rollout.chat import Chat, Conversation, parse_tool_calls
+from composer.rollout.parts import call_tool
 from composer.types import Generation, Outcome, ToolCall
 
 
@@ -47,24 +49,48 @@ class HarnessLimits:
 
 @dataclass
 class ToolClock:
-    """Wall time that tools took, in seconds, the one now running included."""
+    """Tells the agent's time from its tools': commands in the sandbox are its doing, a tool's own waits are not."""
 
-    finished_s: float = 0.0
-    started_at: float | None = None
+    command_s: float = 0.0
+    """Wall time of commands in the sandbox so far."""
+    stuck: str = ""
+    """The tool that was cut short outside of a command, if one was."""
 
-    @property
-    def seconds(self) -> float:
-        """Time so far."""
-        return self.finished_s + (0.0 if self.started_at is None else time.monotonic() - self.started_at)
+    @contextmanager
+    def running(self, tool: str, sandbox: Sandbox) -> Iterator[Sandbox]:
+        """The sandbox as `tool` may use it: commands are timed, also those that are cut short."""
+        timed = _TimedSandbox(sandbox, self)
+        self.stuck = tool
+        yield cast("Sandbox", timed)
+        self.stuck = ""
 
-    def __enter__(self) -> ToolClock:
-        """Start a tool's time."""
-        self.started_at = time.monotonic()
-        return self
+    @contextmanager
+    def command(self) -> Iterator[None]:
+        """Time a command."""
+        tool, self.stuck, start = self.stuck, "", time.monotonic()
+        try:
+            yield
+            self.stuck = tool
+        finally:
+            self.command_s += time.monotonic() - start
 
-    def __exit__(self, *_: object) -> None:
-        """End a tool's time; one that was cancelled keeps what it used."""
-        self.finished_s, self.started_at = self.seconds, None
+
+class _TimedSandbox:
+    """A sandbox whose commands are timed."""
+
+    def __init__(self, sandbox: Sandbox, clock: ToolClock) -> None:
+        self._sandbox, self._clock = sandbox, clock
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._sandbox, name)
+
+    async def shell(self, *args: Any, **kwargs: Any) -> ExecResult:
+        with self._clock.command():
+            return await self._sandbox.shell(*args, **kwargs)
+
+    async def exec(self, *args: Any, **kwargs: Any) -> ExecResult:
+        with self._clock.command():
+            return await self._sandbox.exec(*args, **kwargs)
 
 
 class Harness:
@@ -87,6 +113,7 @@ class Harness:
         Raises:
             GeneratorError: the policy did not answer.
             SandboxError: the sandbox failed.
+            ToolError: a tool broke its contract.
         """
         limits, invalid_calls = self.limits, 0
         while True:
@@ -151,11 +178,12 @@ async def execute(
 
     Raises:
         SandboxError: the sandbox failed.
+        ToolError: a tool broke its contract.
     """
-    observations = []
+    observations, clock = [], clock or ToolClock()
     for call in calls:
-        with clock or ToolClock():
-            result = await tools[call.name].call(call.arguments, sandbox)
+        with clock.running(call.name, sandbox) as timed:
+            result = await call_tool(tools[call.name], call, timed)
         observations.append(cut_middle(result.content, max_observation_bytes))
         if result.ends_episode:
             return observations, True
@@ -165,13 +193,15 @@ async def execute(
 def cut_middle(text: str, max_bytes: int) -> str:
     r"""Leave out the middle of a text longer than `max_bytes` in UTF-8 and say how much; never half a character.
 
+    What UTF-8 cannot hold (a lone surrogate) becomes a question mark.
+
     Example:
         >>> cut_middle("aaaabbbbcccc", 4)
         'aa\n[... 8 bytes left out ...]\ncc'
     """
     data = text.encode(errors="replace")
     if len(data) <= max_bytes:
-        return text
+        return data.decode()
     head = data[: (max_bytes + 1) // 2].decode(errors="ignore")
     tail = data[len(data) - max_bytes // 2 :].decode(errors="ignore")
     left_out = len(data) - len(head.encode()) - len(tail.encode())

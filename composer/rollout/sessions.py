@@ -13,8 +13,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from composer.contract import SandboxBackend, SandboxLimits, Taskset, Tool
+from composer.errors import ToolError
 from composer.rollout.chat import Chat, Conversation, format_calls, render
-from composer.rollout.harness import execute
+from composer.rollout.harness import ToolClock, execute
+from composer.rollout.parts import make_task, play_expert
 from composer.types import Generation, Message, Split, Task, ToolCall
 
 
@@ -44,16 +46,25 @@ async def record_session(
     backend: SandboxBackend,
     limits: SandboxLimits,
     max_observation_bytes: int,
+    timeout_s: float = 120.0,
 ) -> Session:
     """Run the calls in a sandbox of the task.
 
     Raises:
         SandboxError: the sandbox failed.
+        ToolError: a tool broke its contract, or all calls together took longer than `timeout_s`.
     """
-    by_name = {tool.name: tool for tool in tools}
+    by_name, clock = {tool.name: tool for tool in tools}, ToolClock()
     sandbox = await backend.start(task.files, limits)
     try:
-        observations, _ = await execute(calls, by_name, sandbox, max_observation_bytes)
+        async with asyncio.timeout(timeout_s):
+            observations, _ = await execute(calls, by_name, sandbox, max_observation_bytes, clock)
+    except TimeoutError:
+        who = f"tool {clock.stuck!r}" if clock.stuck else "a command"
+        raise ToolError(
+            f"{who} did not end within {timeout_s:g} s when the expert played task {task.id}: give every wait a "
+            "deadline, or raise env.episode_timeout_s"
+        ) from None
     finally:
         await asyncio.shield(asyncio.ensure_future(sandbox.stop()))
     return Session(task.id, task.request, list(calls[: len(observations)]), observations)
@@ -70,6 +81,7 @@ async def record_sessions(
     first_index: int = 0,
     seed: int = 0,
     concurrency: int = 16,
+    timeout_s: float = 120.0,
     progress: Callable[[int], None] | None = None,
 ) -> list[Session]:
     """Record the expert on `count` training tasks in a row.
@@ -84,10 +96,12 @@ async def record_sessions(
         first_index: index of the first task in the training split.
         seed: decides, with the task, when the expert is wrong.
         concurrency: sandboxes at a time.
+        timeout_s: wall time of one session.
         progress: told after each session how many are done.
 
     Raises:
-        TaskError: the taskset has no expert.
+        TaskError: the taskset or its expert broke; see `composer.rollout.parts`.
+        ToolError: a tool broke its contract.
         SandboxError: a sandbox failed.
     """
     sessions: list[Session | None] = [None] * count
@@ -95,10 +109,10 @@ async def record_sessions(
 
     async def work() -> None:
         for i in numbers:
-            task = taskset.task(Split.TRAIN, first_index + i)
-            calls = taskset.expert(task, seed)
+            task = make_task(taskset, Split.TRAIN, first_index + i)
+            calls = play_expert(taskset, task, seed, {tool.name: tool for tool in tools})
             sessions[i] = await record_session(
-                task, calls, tools, backend, limits or SandboxLimits(), max_observation_bytes
+                task, calls, tools, backend, limits or SandboxLimits(), max_observation_bytes, timeout_s
             )
             if progress is not None:
                 progress(next(finished))

@@ -8,7 +8,7 @@ import json
 
 import pytest
 
-from composer.errors import GeneratorError, SandboxError
+from composer.errors import GeneratorError, LauncherError, SandboxError
 from composer.rl.controller import Controller
 from composer.rl.ledger import Ledger, read_ledger
 from composer.schema import AlgorithmConfig
@@ -128,6 +128,42 @@ def test_group_after_group_failing_ends_the_run_with_the_cause(tmp_path):
     policy = StandInPolicy()
     with pytest.raises(SandboxError, match="groups in a row failed"):
         run(tmp_path / "l", policy, StandInRollouts(policy, broken=set(range(1000))))
+
+
+def test_without_an_env_worker_the_run_ends_at_once(tmp_path):
+    class Dead(StandInRollouts):
+        async def run_group(self, split, index, group_id, size, temperature):
+            self.started.append(index)
+            raise LauncherError("the env worker process died")
+
+    rollouts = Dead(StandInPolicy())
+    with pytest.raises(LauncherError, match="env worker process died"):
+        run(tmp_path / "l", StandInPolicy(), rollouts)
+    assert len(rollouts.started) <= 4
+
+
+def test_tasks_that_leave_no_room_to_answer_end_the_run_with_the_key_to_change(tmp_path):
+    class Full(StandInRollouts):
+        async def run_group(self, split, index, group_id, size, temperature):
+            episodes = [Trajectory("big", group_id, str(i), [], [], Outcome.CONTEXT_FULL, 0.0) for i in range(size)]
+            return Group(group_id, "big", episodes)
+
+    with pytest.raises(SandboxError, match=r"task big leaves no room .*generator\.max_model_len"):
+        run(tmp_path / "l", StandInPolicy(), Full(StandInPolicy()))
+
+
+def test_groups_without_a_difference_are_trained_and_counted(tmp_path):
+    class Equal(StandInRollouts):
+        async def run_group(self, split, index, group_id, size, temperature):
+            group = await super().run_group(split, index, group_id, size, temperature)
+            for t in group.trajectories:
+                t.reward = float(index % 2)  # all wrong, or all right
+            return group
+
+    policy = StandInPolicy()
+    steps, warnings = run(tmp_path / "l", policy, Equal(policy))
+    assert len(steps) == 6 and not warnings
+    assert {s.metrics["reward/zero_variance_share"] for s in steps} == {1.0}
 
 
 def test_resumed_twice_it_trains_every_step_once_and_no_task_twice(tmp_path):

@@ -84,13 +84,13 @@ def test_without_the_finish_tool_nothing_is_graded_and_the_reward_is_zero(chat, 
         (StandInBackend(files_error=SandboxError("gone")), None, None, "gone"),
         (StandInBackend(), None, GradingError("no verdict"), "no verdict"),
         (StandInBackend(), None, TaskError("no tests"), "no tests"),
-        (StandInBackend(), None, KeyError("bug"), "grading raised KeyError: 'bug'"),
+        (StandInBackend(), None, KeyError("bug"), "grader 'line' failed on task micro/train/2 (KeyError('bug'), "),
         (StandInBackend(), [ConnectionError("bug")], None, "the agent raised ConnectionError: bug"),
     ],
 )
 def test_failures_of_the_machine_have_no_reward_but_a_cause(chat, backend, turns, grader_error, cause):
     t = play(chat, backend, turns or expert_turns(chat), graders={"line": LineGrader(RIGHT, grader_error)})
-    assert (t.outcome, t.reward, t.error, t.rewards) == (Outcome.INFRASTRUCTURE_ERROR, None, cause, {})
+    assert (t.outcome, t.reward, t.rewards) == (Outcome.INFRASTRUCTURE_ERROR, None, {}) and t.error.startswith(cause)
 
 
 def test_what_happened_before_a_failure_is_kept(chat):
@@ -113,7 +113,7 @@ def test_a_slow_generator_has_no_reward(chat):
     backend = StandInBackend()
     env = make_env(chat, backend, episode_timeout_s=0.1)
     t = asyncio.run(env.run_episode(TASK, "g", "g/0", Slow()))
-    assert t.error == "the agent did not end within 0.1 s, of which tools took 0 s"
+    assert t.error == "the agent did not end within 0.1 s, of which its commands took 0 s"
     assert t.outcome is Outcome.INFRASTRUCTURE_ERROR and backend.started[0].stopped
 
 
