@@ -30,13 +30,13 @@ from omegaconf.errors import OmegaConfBaseException
 from composer import __version__
 from composer import config as config_files
 from composer.binding import bind
-from composer.compose import HydraSession, normalise
+from composer.compose import HydraSession, directory, normalise
 from composer.errors import ComposerError, ConfigError, MachineError, ResumeError
 from composer.plan import RunPlan, make_plan
 from composer.plan import save as save_plan
 from composer.pretrain.mix import look_at_sources
 from composer.resume import resumed
-from composer.rundir import RunDirectory, Status, claim, remove_unused
+from composer.rundir import RunDirectory, Status, check_free, claim, remove_unused
 from composer.schema import Config
 from composer.shell import as_typed, pasteable
 
@@ -185,12 +185,12 @@ def _show(session: HydraSession, args: argparse.Namespace, overrides: list[str])
 def _single(session: HydraSession, command: str, overrides: list[str]) -> int:
     composed = session.compose(overrides)
     plan = make_plan(composed.config, _typed(composed.hydra, overrides))
+    wanted, chosen_as = directory(composed.hydra, "hydra.run.dir")
+    check_free(wanted, chosen_as=chosen_as)
     if command == "plan":
         return _print_plan(plan)
-    own = any(o.startswith("hydra.run.dir=") for o in overrides)
-    wanted = Path(str(composed.hydra.run.dir))
-    keep = own and wanted.exists()
-    run_dir = claim(wanted, chosen_by_user=own)
+    keep = chosen_as is not None and wanted.exists()
+    run_dir = claim(wanted, chosen_as=chosen_as)
     config = config_files.anchored(composed.config)
     try:
         return _through_hydra(session, overrides, run_dir, lambda: _execute(config, plan, run_dir))
@@ -213,7 +213,7 @@ def _typed(hydra: DictConfig | HydraConf, overrides: Sequence[str]) -> tuple[str
 
 
 def _resume(session: HydraSession, command: str, folder: str, overrides: list[str], *, multirun: bool) -> int:
-    run_dir = Path(folder).absolute()
+    run_dir = Path(folder).expanduser().absolute()
     if multirun:
         raise ResumeError(f"resume={run_dir}: one run is resumed at a time: leave out -m")
     others = [o for o in overrides if not o.lstrip("+~").startswith(("resume=", "hydra.", "hydra/"))]
@@ -265,11 +265,12 @@ def _sweep(session: HydraSession, command: str, overrides: list[str]) -> int:
         if command == "plan":
             print(f"\njob {jobs.index(job)}: {' '.join(map(as_typed, job))}", flush=True)
             _print_plan(plan)
+    HydraConfig.instance().set_config(cfg)
+    wanted, chosen_as = directory(cfg.hydra, "hydra.sweep.dir")
+    check_free(wanted, chosen_as=chosen_as)
     if command == "plan":
         return 0
-    HydraConfig.instance().set_config(cfg)
-    own = any(o.startswith("hydra.sweep.dir=") for o in overrides)
-    sweep_dir = claim(Path(str(cfg.hydra.sweep.dir)), chosen_by_user=own)
+    sweep_dir = claim(wanted, chosen_as=chosen_as)
     kept = [o for o in overrides if not o.startswith(("hydra.sweep.dir=", "hydra.mode="))]
     where = [f"hydra.sweep.dir={_quoted(str(sweep_dir))}", "hydra.mode=MULTIRUN"]
     try:
@@ -375,12 +376,17 @@ def _asks_for_multirun(session: HydraSession, overrides: list[str]) -> bool:
 def _resume_value(overrides: list[str]) -> str | None:
     """The directory given as `resume=`, if any."""
     given = [o for o in overrides if o.lstrip("+").startswith("resume=")]
-    if not given or given[-1].endswith(("=null", "=")):
+    if not given or given[-1].endswith("=null"):
         return None
+    typed = given[-1].partition("=")[2]
     try:
-        return str(OverridesParser.create().parse_override(given[-1]).value())
+        value = OverridesParser.create().parse_override(given[-1]).value()
     except HydraException:  # A path with characters that Hydra wants quoted; a shell has quoted it already.
-        return given[-1].partition("=")[2].strip("'\"")
+        value = typed.strip("'\"")
+    folder = value if isinstance(value, str) else typed  # a folder that is called 3
+    if not folder.strip():
+        raise ResumeError(f"{given[-1]}: names no directory: give that of a run, or leave `resume` out")
+    return folder
 
 
 def _quoted(text: str) -> str:

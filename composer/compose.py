@@ -156,7 +156,11 @@ class HydraSession:
                 value = value.get(part, "?") if isinstance(value, dict) else value
             raise ConfigError(key, value, f"cannot be resolved: {_one_line(str(error.msg or error))}") from None
         assert isinstance(data, dict)
-        return bind(Config, data, origin=lambda key: self._origin(key, overrides))
+        config = bind(Config, data, origin=lambda key: self._origin(key, overrides))
+        if config.resume is not None and not any(o.lstrip("+").startswith("resume=") for o in overrides):
+            remedy = f"is given on the command line only: `composer resume={config.resume}`"
+            raise ConfigError("resume", config.resume, remedy + self._origin("resume", overrides))
+        return config
 
     def _origin(self, key: str, overrides: Sequence[str]) -> str:
         """Where a key was given: on the command line, or in which file and line."""
@@ -277,6 +281,28 @@ def compose(overrides: Sequence[str] = (), config_dir: str | None = None) -> Con
     """
     with HydraSession(config_dir) as session:
         return session.compose(overrides).config
+
+
+def directory(hydra: Any, key: str) -> tuple[Path, str | None]:
+    """The path at a key of Hydra's own node, such as `hydra.run.dir`.
+
+    Returns:
+        The path, and `key` if somebody chose that very path: one with the time in it is made anew for every run.
+
+    Raises:
+        ConfigError: it is empty or refers to something that does not exist.
+    """
+    inner = key.removeprefix("hydra.")
+    raw: Any = OmegaConf.to_container(hydra, resolve=False)
+    for part in inner.split("."):
+        raw = raw[part]
+    try:
+        text = str(OmegaConf.select(hydra, inner))
+    except OmegaConfBaseException as error:
+        raise ConfigError(key, raw, f"cannot be resolved ({_one_line(str(error))}): mend it") from None
+    if not text.strip():
+        raise ConfigError(key, text, "is empty: name a directory that does not exist yet, or leave the key out")
+    return Path(text).expanduser(), None if "${now:" in raw else key
 
 
 def normalise(overrides: Sequence[str]) -> list[str]:

@@ -6,6 +6,7 @@ Composing one is `composer.compose`'s part; every process but the driver only re
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from enum import Enum
@@ -66,7 +67,7 @@ def anchored(config: Config, base: Path | None = None) -> Config:
     base = (base or Path.cwd()).absolute()
 
     def absolute(path: str | None) -> str | None:
-        return None if path is None else str(base / path)
+        return None if path is None else str(base / Path(path).expanduser())
 
     def source(s: SourceConfig) -> SourceConfig:
         return replace(s, path=absolute(s.path))
@@ -75,13 +76,15 @@ def anchored(config: Config, base: Path | None = None) -> Config:
         name: replace(phase, sources={n: source(s) for n, s in phase.sources.items()})
         for name, phase in config.mix.phases.items()
     }
-    model, sync = config.model, config.weight_sync
+    model, sync, tracking = config.model, config.weight_sync, config.tracking
+    database = re.fullmatch(r"(sqlite[^:]*:///)([^/].*)", tracking.uri or "")
     return replace(
         config,
-        run_root=str(base / config.run_root),
+        run_root=str(absolute(config.run_root)),
         model=replace(model, checkpoint=absolute(model.checkpoint), tokenizer=absolute(model.tokenizer)),
         mix=replace(config.mix, phases=phases, codebase=source(config.mix.codebase)),
         weight_sync=replace(sync, directory=absolute(sync.directory)),
+        tracking=replace(tracking, uri=f"{database[1]}{absolute(database[2])}" if database else tracking.uri),
     )
 
 

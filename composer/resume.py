@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from composer.compose import apply
-from composer.config import differences, load
+from composer.config import anchored, differences, load
 from composer.errors import ConfigError, ResumeError
 from composer.rundir import RunDirectory
 from composer.schema import Config
@@ -68,7 +68,7 @@ def resumed(run_dir: Path, overrides: Sequence[str], *, starts: bool = True) -> 
             f"resume={run_dir}: `{groups[0]}` changes a whole group; beside `resume` give single keys, such "
             "as tracking.uri=..."
         )
-    wanted = apply(stored, overrides)
+    wanted = anchored(apply(stored, overrides))
     lines = []
     for key, old, new in differences(stored, wanted):
         if not _is_safe(key):

@@ -119,17 +119,41 @@ class RunDirectory:
             return "its process is unknown"
 
 
-def claim(wanted: Path, *, chosen_by_user: bool) -> Path:
+def check_free(wanted: Path, *, chosen_as: str | None) -> None:
+    """Refuse a directory that cannot become a run's, whoever may write there. Makes nothing.
+
+    Args:
+        wanted: its path.
+        chosen_as: the key with which the user chose it, if it is not the default; then it has to be empty or new.
+
+    Raises:
+        ConfigError: a part of the path is a file, or the user's directory holds something already.
+    """
+    with contextlib.suppress(OSError):  # what cannot be looked at cannot be written either, and `claim` says so
+        for path in wanted.absolute().parents:
+            if path.exists() and not path.is_dir():
+                raise ConfigError(chosen_as or "run_root", str(wanted), f"{path} is a file: choose a folder")
+        empty = wanted.is_dir() and not any(wanted.iterdir())
+        if chosen_as is None or empty or not (wanted.exists() or wanted.is_symlink()):
+            return
+        resumable = (wanted / PLAN_FILE).is_file()
+        instead = f", or `{pasteable('composer', f'resume={wanted}')}`" if resumable else ""
+        remedy = f"exists, and a run directory is never overwritten: choose one that does not exist{instead}"
+        raise ConfigError(chosen_as, str(wanted), remedy)
+
+
+def claim(wanted: Path, *, chosen_as: str | None) -> Path:
     """Make a directory that nobody had before.
 
     Args:
         wanted: its path; if it is taken, `-2`, `-3`, … is added.
-        chosen_by_user: then it may exist if it is empty, and is never renamed.
+        chosen_as: the key with which the user chose it; then it may exist if it is empty, and is never renamed.
 
     Raises:
-        ConfigError: the user's directory holds something already.
+        ConfigError: as `check_free`.
         MachineError: it cannot be made.
     """
+    check_free(wanted, chosen_as=chosen_as)
     wanted = wanted.absolute()
     try:
         wanted.parent.mkdir(parents=True, exist_ok=True)
@@ -139,16 +163,10 @@ def claim(wanted: Path, *, chosen_by_user: bool) -> Path:
                 path.mkdir()
                 return path
             except FileExistsError:
-                if not chosen_by_user:
+                if chosen_as is None:
                     continue
-                if path.is_dir() and not any(path.iterdir()):
-                    return path
-                resume = pasteable("composer", f"resume={wanted}")
-                raise ConfigError(
-                    "hydra.run.dir",
-                    str(wanted),
-                    f"exists, and a run directory is never overwritten: choose another, or `{resume}`",
-                ) from None
+                check_free(path, chosen_as=chosen_as)
+                return path
     except OSError as error:
         raise MachineError(
             f"{wanted} cannot be made ({error.strerror}): free space, or set run_root to a folder you may write to"

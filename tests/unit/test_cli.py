@@ -258,6 +258,60 @@ def test_words_that_do_not_go_together(argv: list[str], message: str, capsys: py
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("value", ["", "''", "' '"])
+def test_an_empty_resume_starts_no_new_run(value: str, runs: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
+    """`composer resume=$RUN` with a variable that is not set."""
+    assert main([f"resume={value}"]) == 2
+    assert "names no directory: give that of a run" in capsys.readouterr().err
+    assert not runs
+
+
+@pytest.mark.parametrize("value", ["3", "a,b", "[a]", "a b", "it's"])
+def test_a_directory_of_whatever_name_is_resumed(value: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([f"resume={value}"]) == 2
+    assert capsys.readouterr().err.startswith(f"composer: resume={Path.cwd() / value}: no such directory")
+
+
+def test_a_config_file_cannot_ask_for_a_resume(
+    own_folder: Path, runs: list[Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    (own_folder / "experiment").mkdir()
+    (own_folder / "experiment" / "my.yaml").write_text("# @package _global_\nresume: /old\n")
+    assert main(["--config-dir", ".", "+experiment=my"]) == 2
+    assert "command line only: `composer resume=/old` (in experiment/my.yaml, line 2)" in capsys.readouterr().err
+    assert not runs
+
+
+@pytest.mark.parametrize("taken", ["/", ".", "~", "/tmp", "/etc/hostname/x", "", "' '", "'${nope}'", "${nope}"])
+@pytest.mark.parametrize("command", [["plan"], []])
+@pytest.mark.parametrize("key", ["hydra.run.dir", "hydra.sweep.dir"])
+def test_a_directory_that_no_run_can_have(
+    key: str,
+    command: list[str],
+    taken: str,
+    own_folder: Path,
+    runs: list[Any],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("HOME", str(own_folder))
+    (own_folder / "thesis.tex").touch()
+    assert main([*command, *(["-m"] if "sweep" in key else []), f"{key}={taken}"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"composer: {key}=") and error.count("\n") == 1
+    assert not runs and len(list(own_folder.iterdir())) == 1
+
+
+@pytest.mark.parametrize("command", [["plan"], [], ["-m"]])
+def test_a_run_root_that_is_a_file(
+    command: list[str], own_folder: Path, runs: list[Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    (own_folder / "file").touch()
+    assert main([*command, "run_root=file"]) == 2
+    assert "file is a file: choose a folder" in capsys.readouterr().err
+    assert not runs
+
+
 def sweep(*argv: str) -> int:
     """A sweep without MLflow, which has tests of its own."""
     return main(["-m", "~hydra.callbacks.sweep", *argv])

@@ -41,6 +41,14 @@ def test_paths_are_anchored(tmp_path: Path) -> None:
     assert anchored(config, Path("/elsewhere")) == config
 
 
+def test_home_and_databases_are_anchored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    config = anchored(compose(["run_root='~/runs'", "tracking.uri=sqlite:///a/b.db"]), tmp_path)
+    assert (config.run_root, config.tracking.uri) == ("/home/me/runs", f"sqlite:///{tmp_path}/a/b.db")
+    for uri in ("sqlite:////a/b.db", "http://host/a", "postgresql://host/a"):
+        assert anchored(compose([f"tracking.uri={uri}"]), tmp_path).tracking.uri == uri
+
+
 def test_differences_and_apply() -> None:
     old = compose()
     new = apply(old, ["algorithm.num_steps=7", "mix.phases.sft.warmup_steps=1", "stages=[pretrain]"])

@@ -3,41 +3,79 @@
 import subprocess
 import sys
 import textwrap
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from composer.compose import compose
-from composer.config import CONFIG_FILE, PLAN_FILE, load, save
+from composer.config import CONFIG_FILE, PLAN_FILE, anchored, load, save
 from composer.errors import ConfigError, MachineError, ResumeError
 from composer.resume import resumed
-from composer.rundir import RunDirectory, Status, claim
+from composer.rundir import RunDirectory, Status, check_free, claim
 
 
 @pytest.fixture
 def run_dir(tmp_path: Path) -> Path:
     path = tmp_path / "runs" / "1"
     path.mkdir(parents=True)
-    save(compose(), path)
+    save(anchored(compose(), tmp_path), path)
     (path / PLAN_FILE).write_text("{}")
     return path
 
 
 def test_no_directory_is_given_out_twice(tmp_path: Path) -> None:
     wanted = tmp_path / "a" / "b"
-    assert [claim(wanted, chosen_by_user=False).name for _ in range(3)] == ["b", "b-2", "b-3"]
+    assert [claim(wanted, chosen_as=None).name for _ in range(3)] == ["b", "b-2", "b-3"]
 
 
 def test_a_directory_of_ones_own_choice(tmp_path: Path) -> None:
-    wanted = tmp_path / "mine"
-    assert claim(wanted, chosen_by_user=True) == wanted
-    assert claim(wanted, chosen_by_user=True) == wanted  # still empty
+    wanted, key = tmp_path / "mine", "hydra.run.dir"
+    assert claim(wanted, chosen_as=key) == wanted
+    assert claim(wanted, chosen_as=key) == wanted  # still empty
     (wanted / "x").touch()
-    with pytest.raises(ConfigError, match="never overwritten"):
-        claim(wanted, chosen_by_user=True)
+    with pytest.raises(ConfigError, match=r"never overwritten: choose one that does not exist$"):
+        claim(wanted, chosen_as=key)
+    (wanted / PLAN_FILE).touch()
+    with pytest.raises(ConfigError, match=rf"or `.*composer resume={wanted}`"):
+        claim(wanted, chosen_as=key)
+
+
+@pytest.mark.parametrize("taken", ["/", "/tmp", ".", "~", "/etc/hostname", "dangling"])
+def test_what_holds_something_becomes_no_run_directory(
+    taken: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "dangling").symlink_to("nowhere")
+    before = sorted(tmp_path.iterdir())
+    for refuse in (check_free, claim):
+        with pytest.raises(ConfigError, match=r"^hydra\.sweep\.dir='.*never overwritten"):
+            refuse(Path(taken).expanduser(), chosen_as="hydra.sweep.dir")
+    assert sorted(tmp_path.iterdir()) == before
+
+
+@pytest.mark.parametrize("key", [None, "hydra.run.dir"])
+def test_a_file_in_the_way_is_named(key: str | None, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
+    for refuse in (check_free, claim):
+        with pytest.raises(ConfigError, match=rf"^{key or 'run_root'}='.*file is a file: choose a folder"):
+            refuse(tmp_path / "file" / "2026" / "run", chosen_as=key)
+
+
+def test_a_folder_that_takes_no_run() -> None:
+    """/proc refuses new folders to everybody, root included, as a read-only file system does."""
+    with pytest.raises(MachineError, match="set run_root to a folder you may write to"):
+        claim(Path("/proc/runs/1"), chosen_as=None)
+    check_free(Path("/tmp") / ("x" * 300), chosen_as="hydra.run.dir")  # cannot even be looked at
     with pytest.raises(MachineError, match="cannot be made"):
-        claim(tmp_path / "file" / "below", chosen_by_user=True)
+        claim(Path("/tmp") / ("x" * 300), chosen_as="hydra.run.dir")
+
+
+def test_runs_of_the_same_second_get_directories_of_their_own(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        claimed = list(pool.map(lambda _: claim(tmp_path / "runs" / "12-00-00", chosen_as=None), range(32)))
+    assert len(set(claimed)) == 32 and all(p.is_dir() for p in claimed)
 
 
 def test_the_lock_is_the_drivers(run_dir: Path) -> None:
@@ -97,6 +135,20 @@ def test_what_cannot_be_resumed(run_dir: Path, break_it, words: str) -> None:
 def test_a_sweep_is_not_a_run(run_dir: Path) -> None:
     with pytest.raises(ResumeError, match=r"several runs: give one of them, such as .*runs/1"):
         resumed(run_dir.parent, [])
+
+
+def test_a_run_is_resumed_from_another_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    run_dir = tmp_path / "runs" / "1"
+    run_dir.mkdir(parents=True)
+    save(anchored(compose(["model.tokenizer=mine", "stages=[pretrain]"])), run_dir)
+    (run_dir / PLAN_FILE).write_text("{}")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    config, changes = resumed(run_dir, ["weight_sync.directory=weights"])
+    assert (config.model.tokenizer, config.run_root) == (str(tmp_path / "mine"), str(tmp_path / "runs"))
+    assert config.weight_sync.directory == str(tmp_path / "elsewhere" / "weights")
+    assert [c.partition(":")[0] for c in changes] == ["weight_sync.directory"]
 
 
 def test_safe_overrides_apply_and_others_do_not(run_dir: Path) -> None:
