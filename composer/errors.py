@@ -26,6 +26,10 @@ class ConfigError(ComposerError):
         self.key, self.value, self.remedy = key, value, remedy
         super().__init__(f"{key}={value!r}: {remedy}")
 
+    def __reduce__(self) -> tuple[type[ConfigError], tuple[str, object, str]]:
+        """Let the error travel from an actor to the driver."""
+        return type(self), (self.key, self.value, self.remedy)
+
 
 class PlanError(ConfigError):
     """The config is well-formed but cannot be run: an impossible mesh, a machine that is too small."""

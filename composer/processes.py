@@ -52,6 +52,8 @@ async def arrive(answer: Awaitable[Any], role: str, timeout_s: float | None = No
     except ray.exceptions.RayTaskError as e:
         raise _own_error(e.cause, role) from None
     except ray.exceptions.RayError as e:
+        if getattr(e, "actor_init_failed", False):
+            raise LauncherError(f"the {role} process could not start: {_last_line(e)}") from e
         raise LauncherError(
             f"the {role} process died ({_first_line(e)}); memory is the usual cause: `dmesg` shows kills, "
             "`composer plan` shows what each process needs"
@@ -344,6 +346,12 @@ def _own_error(cause: BaseException, role: str) -> BaseException:
 async def _drain(stream: Any) -> None:
     async for answer in stream:
         await answer
+
+
+def _last_line(error: BaseException) -> str:
+    """Of a traceback as text: what was raised, without our own types' names."""
+    line = (str(error).strip().splitlines() or [type(error).__name__])[-1].strip()
+    return line.partition(": ")[2] if line.startswith("composer.errors.") else line
 
 
 def _first_line(error: BaseException) -> str:

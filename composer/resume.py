@@ -9,7 +9,7 @@ from pathlib import Path
 from composer.compose import apply
 from composer.config import anchored, differences, load
 from composer.errors import ConfigError, ResumeError
-from composer.rundir import RunDirectory
+from composer.rundir import RunDirectory, find_plugins
 from composer.schema import Config
 
 SAFE = (
@@ -62,6 +62,8 @@ def resumed(run_dir: Path, overrides: Sequence[str], *, starts: bool = True) -> 
             f"resume={run_dir}: its config no longer fits this version of the product ({error}); resume it with the "
             "version that started it"
         ) from None
+    if stored.plugins:
+        find_plugins(run_dir)
     groups = [o for o in overrides if _is_group(o)]
     if groups:
         raise ResumeError(

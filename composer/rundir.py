@@ -11,10 +11,13 @@ import json
 import os
 import shutil
 import socket
+import sys
 import time
 from collections.abc import Iterator
 from enum import StrEnum
 from pathlib import Path
+
+import yaml
 
 from composer.config import CONFIG_FILE, PLAN_FILE
 from composer.errors import ConfigError, MachineError, ResumeError
@@ -191,3 +194,12 @@ def _newest_runs(folder: Path) -> list[str]:
         return []
     runs = [p.parent for p in folder.glob(f"*/{PLAN_FILE}")]
     return [str(p) for p in sorted(runs, key=lambda p: p.stat().st_mtime, reverse=True)[:3]]
+
+
+def find_plugins(run_dir: Path) -> None:
+    """Let plugins be imported from the folder in which the run was started, also where it is resumed from another."""
+    with contextlib.suppress(OSError, yaml.YAMLError, KeyError, TypeError):
+        written = yaml.safe_load((run_dir / ".hydra" / "hydra.yaml").read_text(encoding="utf-8"))
+        folder = str(written["hydra"]["runtime"]["cwd"])
+        if folder not in sys.path:
+            sys.path.insert(0, folder)

@@ -25,6 +25,7 @@ from composer.rollout.episode import Env, EnvSettings, Rubric
 from composer.rollout.generator import GeneratorPool, Replica
 from composer.rollout.parts import BlockedLoop, make_task
 from composer.rollout.sessions import record_sessions, render_session, session_text
+from composer.rundir import find_plugins
 from composer.schema import ChatTemplate, Config, PhaseKind, SourceKind, Stage, TargetConfig
 from composer.types import Generation, Group, Outcome, Split, Trajectory
 
@@ -218,6 +219,8 @@ class EnvWorker:
         self._watch: BlockedLoop | None = None
         self.layout = Layout(Path(run_dir))
         config = self.config = config_files.load(self.layout.run_dir)
+        if config.plugins:
+            find_plugins(self.layout.run_dir)
         env = config.env
 
         def make(target: TargetConfig, key: str, **given: Any) -> Any:

@@ -1,13 +1,18 @@
 """What the driver asks of its actors, with a stand-in for the actor. Integration tests have real ones."""
 
 import asyncio
+import pickle
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from composer.compose import compose
-from composer.errors import CorpusError, LauncherError
+from composer.errors import ConfigError, CorpusError, LauncherError, PlanError
+from composer.layout import Layout
 from composer.processes import Rollouts
+from composer.types import Group, Split
+from composer.workers import last_words
 
 
 class Worker:
@@ -31,7 +36,7 @@ class Worker:
 
 async def prepare(worker: Worker, seen: list[int]) -> None:
     rollouts = Rollouts.__new__(Rollouts)
-    rollouts.__dict__.update(workers=[worker], _config=compose())
+    rollouts.__dict__.update(workers=[worker], _config=compose(), _names=["env-0"], _layout=Layout(Path("/nowhere")))
     try:
         await rollouts.prepare(seen.append)
     finally:
@@ -70,3 +75,57 @@ def test_an_interrupt_ends_it_at_once() -> None:
 
     with pytest.raises(TimeoutError):
         asyncio.run(interrupted())
+
+
+class GroupWorker:
+    """Runs groups until it is dead."""
+
+    def __init__(self) -> None:
+        self.dead, self.asked = False, []
+        self.run_group = SimpleNamespace(remote=self._run_group)
+
+    async def _run_group(self, split: Split, index: int, group_id: str, size: int, temperature: float) -> Group:
+        self.asked.append(group_id)
+        await asyncio.sleep(0.01)
+        if self.dead:
+            raise LauncherError("the env worker process died")
+        return Group(group_id, "t", [])
+
+
+def test_a_dead_worker_is_left_out_and_its_groups_run_elsewhere(tmp_path: Path) -> None:
+    workers, warnings = [GroupWorker(), GroupWorker()], []
+    rollouts = Rollouts.__new__(Rollouts)
+    rollouts.__dict__.update(
+        workers=workers,
+        _names=["env-0", "env-1"],
+        _load=[0, 0],
+        _dead={},
+        _layout=Layout(tmp_path),
+        _warn=warnings.append,
+    )
+
+    async def run(*names: str) -> list[Group]:
+        return await asyncio.gather(*(rollouts.run_group(Split.TRAIN, 0, n, 2, 1.0) for n in names))
+
+    asyncio.run(run("a", "b"))
+    assert [len(w.asked) for w in workers] == [1, 1]
+    workers[0].dead = True
+    assert [g.id for g in asyncio.run(run("c", "d", "e", "f"))] == ["c", "d", "e", "f"]
+    assert len(workers[0].asked) == 3 and len(workers[1].asked) == 5
+    assert warnings == ["going on with 1 env workers of 2: the env worker process died"]
+    asyncio.run(run("g"))
+    assert len(workers[0].asked) == 3
+
+    workers[1].dead = True
+    path = last_words(tmp_path, "env-1")
+    path.parent.mkdir()
+    path.write_text("tool 'x' has blocked")
+    for _ in range(2):
+        with pytest.raises(LauncherError, match="^tool 'x' has blocked$"):
+            asyncio.run(run("h"))
+
+
+@pytest.mark.parametrize("kind", [ConfigError, PlanError])
+def test_an_error_with_parts_travels_from_an_actor(kind: type[ConfigError]) -> None:
+    error = pickle.loads(pickle.dumps(kind("a.b", 3, "mend it")))
+    assert (type(error), error.key, error.value, str(error)) == (kind, "a.b", 3, "a.b=3: mend it")

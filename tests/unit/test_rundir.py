@@ -4,6 +4,7 @@ import subprocess
 import sys
 import textwrap
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -149,6 +150,19 @@ def test_a_run_is_resumed_from_another_working_directory(tmp_path: Path, monkeyp
     assert (config.model.tokenizer, config.run_root) == (str(tmp_path / "mine"), str(tmp_path / "runs"))
     assert config.weight_sync.directory == str(tmp_path / "elsewhere" / "weights")
     assert [c.partition(":")[0] for c in changes] == ["weight_sync.directory"]
+
+
+def test_plugins_are_found_where_the_run_was_started(
+    run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (run_dir / ".hydra").mkdir()
+    (run_dir / ".hydra" / "hydra.yaml").write_text(f"hydra: {{runtime: {{cwd: {tmp_path}}}}}")
+    monkeypatch.setattr(sys, "path", ["/elsewhere"])
+    save(replace(load(run_dir), plugins=["ours"]), run_dir)
+    resumed(run_dir, [])
+    assert sys.path == [str(tmp_path), "/elsewhere"]
+    (run_dir / ".hydra" / "hydra.yaml").write_text("half a fi")
+    resumed(run_dir, [])
 
 
 def test_safe_overrides_apply_and_others_do_not(run_dir: Path) -> None:
