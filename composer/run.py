@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from composer.clock import Clock
-from composer.contract import Finding, Launcher
+from composer.contract import Finding, Launcher, SandboxBackend
 from composer.doctor import examine
 from composer.errors import MachineError
 from composer.instantiate import instantiate
@@ -63,7 +63,7 @@ def run(config: Config, plan: RunPlan, run_dir: Path) -> int:
                 record.artifact(run_dir / name, folder="config")
             missing = [s for s in config.stages if layout.results(s) is None]
             if missing:
-                with _cluster(launcher):
+                with _cluster(launcher, backend):
                     try:
                         asyncio.run(_run_stages(missing, config, layout, label, record, console, plan, clock))
                     except asyncio.CancelledError:  # a signal ended it
@@ -142,7 +142,7 @@ def _end_on_signals() -> None:
 
 
 @contextlib.contextmanager
-def _cluster(launcher: Launcher) -> Iterator[None]:
+def _cluster(launcher: Launcher, backend: SandboxBackend) -> Iterator[None]:
     """The Ray cluster. Outside the event loop, so that Ctrl-C ends a start that is under way."""
     try:
         launcher.start()
@@ -152,6 +152,7 @@ def _cluster(launcher: Launcher) -> Iterator[None]:
         before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
             launcher.stop()
+            backend.sweep()  # a worker that hung was killed, and its sandboxes' watchdog with it
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
