@@ -118,7 +118,8 @@ def _named(what: str, where: str, error: type[ComposerError]) -> Iterator[None]:
         raise error(f"{what}: a task of its own was cancelled; mend {where}") from e
     except (Exception, SystemExit) as e:
         frame = traceback.extract_tb(e.__traceback__)[-1]
-        raise error(f"{what} ({e!r:.200}, {frame.filename}:{frame.lineno}): mend {where}") from e
+        place = "" if frame.filename == __file__ else f", {frame.filename}:{frame.lineno}"
+        raise error(f"{what} ({e!r:.200}{place}): mend {where}") from e
 
 
 def _is_text(text: str) -> bool:
