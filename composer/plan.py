@@ -286,6 +286,8 @@ def _processes(config: Config) -> Iterator[ProcessPlan]:
     if generates(config):
         gpus = generator.tensor_parallel if cuda else 0
         detail = f"vLLM, {generator.dtype.value}, TP {generator.tensor_parallel}, context {generator.max_model_len:,}"
+        if gpus > parallel.gpus_per_node:
+            detail += f", each on {gpus // parallel.gpus_per_node} machines"
         nodes = _nodes(config, generator.num_replicas * gpus)
         yield ProcessPlan(
             "generator", generator.num_replicas, 1, gpus, nodes, "composer.rollout.generator.Replica", detail

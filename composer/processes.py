@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -65,18 +66,27 @@ async def arrive(answer: Awaitable[Any], role: str, timeout_s: float | None = No
 class Places:
     """Room for all processes of a role, taken at once: a cluster that is too small says so instead of starting half."""
 
-    def __init__(self, role: str, count: int, options: Mapping[str, Any]) -> None:
+    def __init__(self, role: str, count: int, options: Mapping[str, Any], gpus_per_node: int) -> None:
         """Ask for `count` places, packed on as few machines as possible.
 
         Args:
             role: for messages.
             count: processes.
             options: Ray options of one of them, with `num_cpus` and `num_gpus`.
+            gpus_per_node: a process with more GPUs than this has them one by one, on as many machines as it takes; it
+                starts a worker on each of them itself and holds none.
         """
-        self._role, self._count, self._options = role, count, options
-        bundle = {"CPU": options["num_cpus"], "GPU": options["num_gpus"]}
-        self._bundle = {name: amount for name, amount in bundle.items() if amount}
-        self._group = ray.util.placement_group([self._bundle] * count, strategy="PACK")
+        self._role, self._count, self._options = role, count, dict(options)
+        cpus, gpus = options["num_cpus"], options["num_gpus"]
+        self._each = {"CPU": cpus, "GPU": gpus} if gpus else {"CPU": cpus}
+        if gpus > gpus_per_node:
+            self._options["num_gpus"] = 0
+            bundles = [{"CPU": cpus, "GPU": 1}, *([{"GPU": 1}] * (gpus - 1))]
+            self._groups = [ray.util.placement_group(bundles, strategy="PACK") for _ in range(count)]
+            self._places = [(group, 0) for group in self._groups]
+        else:
+            self._groups = [ray.util.placement_group([self._each] * count, strategy="PACK")]
+            self._places = [(self._groups[0], index) for index in range(count)]
 
     async def ready(self) -> None:
         """Wait for the places.
@@ -85,17 +95,19 @@ class Places:
             LauncherError: the cluster has no room.
         """
         try:
-            await asyncio.wait_for(self._group.ready(), PLACEMENT_DEADLINE_S)
+            async with asyncio.timeout(PLACEMENT_DEADLINE_S):
+                for group in self._groups:
+                    await group.ready()
         except TimeoutError:
             raise LauncherError(
-                f"the Ray cluster has no room for {self._count} {self._role} process(es) of {self._bundle} each after "
+                f"the Ray cluster has no room for {self._count} {self._role} process(es) of {self._each} each after "
                 f"{PLACEMENT_DEADLINE_S:g} s: `ray status` shows who has it; free it or add machines"
             ) from None
 
     def options(self, index: int) -> dict[str, Any]:
         """Ray options of the process at `index`."""
-        strategy = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=index)
-        return {**self._options, "scheduling_strategy": strategy}
+        group, bundle = self._places[index]
+        return {**self._options, "scheduling_strategy": PlacementGroupSchedulingStrategy(group, bundle)}
 
 
 class Trainers:
@@ -104,7 +116,7 @@ class Trainers:
     def __init__(self, config: Config, layout: Layout, actor_options: Mapping[str, Any]) -> None:
         """Start one actor a rank, all or none and as close together as the cluster allows; `ready` waits for them."""
         self.num_ranks = world_size(config.parallel)
-        self._places = Places("trainer", self.num_ranks, actor_options)
+        self._places = Places("trainer", self.num_ranks, actor_options, config.parallel.gpus_per_node)
         self.ranks = [
             ray.remote(TrainerRank)
             .options(**self._places.options(rank))
@@ -266,7 +278,8 @@ class Rollouts:
         from composer.rollout.generator import GeneratorPool
 
         config = self._config
-        places = Places("generator", config.generator.num_replicas, self._options("generator"))
+        options = self._options("generator")
+        places = Places("generator", config.generator.num_replicas, options, config.parallel.gpus_per_node)
         await places.ready()
         replicas = {
             f"generator-{i}": ray.remote(GeneratorReplica)
@@ -280,6 +293,7 @@ class Rollouts:
                 config.parallel.threads_per_process,
                 config.seed + i,
                 policy_version,
+                max(1, math.ceil(options["num_gpus"] / config.parallel.gpus_per_node)),
             )
             for i in range(config.generator.num_replicas)
         }

@@ -63,6 +63,7 @@ class Engine:
         threads: int = 1,
         seed: int = 0,
         policy_version: int = 0,
+        machines: int = 1,
     ) -> Engine:
         """Start vLLM on a Hugging Face checkpoint (`config.json` and safetensors; no tokenizer needed).
 
@@ -70,6 +71,8 @@ class Engine:
             model_dir: the checkpoint.
             config: sizes and limits; `start_timeout_s` is the deadline.
             accelerator: cpu, or cuda with `tensor_parallel` GPUs visible to this process.
+            machines: on how many machines those GPUs are. On more than one, this process is a Ray actor in a placement
+                group with a bundle for each GPU, in which vLLM starts its workers.
             threads: OpenMP threads of EngineCore on CPU.
             seed: of sampling, for requests that bring none.
             policy_version: which version of the policy the checkpoint is.
@@ -77,7 +80,7 @@ class Engine:
         Raises:
             GeneratorError: vLLM did not start, or not before the deadline.
         """
-        arguments = engine_arguments(Path(model_dir), config, accelerator, seed)
+        arguments = engine_arguments(Path(model_dir), config, accelerator, seed, machines)
         _sweep()
         sockets = tempfile.TemporaryDirectory(prefix=f"{SOCKETS_PREFIX}{os.getpid()}-", ignore_cleanup_errors=True)
         os.environ.update(engine_environment(config, accelerator, threads, sockets.name))

@@ -57,7 +57,9 @@ def engine_environment(config: GeneratorConfig, accelerator: Accelerator, thread
     return env
 
 
-def engine_arguments(model_dir: Path, config: GeneratorConfig, accelerator: Accelerator, seed: int) -> dict[str, Any]:
+def engine_arguments(
+    model_dir: Path, config: GeneratorConfig, accelerator: Accelerator, seed: int, machines: int = 1
+) -> dict[str, Any]:
     """The arguments of `vllm.AsyncEngineArgs`. Pure but for reading `config.json`.
 
     Raises:
@@ -92,6 +94,8 @@ def engine_arguments(model_dir: Path, config: GeneratorConfig, accelerator: Acce
         "enable_log_requests": False,
     }
     if accelerator is Accelerator.cuda:
+        if machines > 1:
+            arguments["distributed_executor_backend"] = "ray"  # vLLM's own processes stay on one machine
         return arguments | {"gpu_memory_utilization": config.gpu_memory_utilization}
     # Native PyTorch instead of vLLM's CPU kernels: "rotary_embedding" gives wrong positions for DeepSeek's attention
     # with rope type "default", silently.

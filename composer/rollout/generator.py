@@ -37,11 +37,18 @@ class Replica:
         threads: int = 1,
         seed: int = 0,
         policy_version: int = 0,
+        machines: int = 1,
     ) -> None:
         """Keep the arguments of `Engine.start`; `name` stands in every error."""
         self.name = name
         self._arguments = (model_dir, config)
-        self._options = {"accelerator": accelerator, "threads": threads, "seed": seed, "policy_version": policy_version}
+        self._options = {
+            "accelerator": accelerator,
+            "threads": threads,
+            "seed": seed,
+            "policy_version": policy_version,
+            "machines": machines,
+        }
         self._engine: Engine | None = None
 
     async def start(self) -> None:

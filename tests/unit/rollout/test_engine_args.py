@@ -42,6 +42,9 @@ def test_gpus_differ_by_config_values_only(model: Path) -> None:
     assert not arguments["enforce_eager"] and arguments["gpu_memory_utilization"] == 0.85
     assert not {"compilation_config", "kv_cache_memory_bytes", "block_size"} & arguments.keys()
     assert "OMP_NUM_THREADS" not in engine_environment(config, Accelerator.cuda, 1, "/tmp/x")
+    assert "distributed_executor_backend" not in arguments
+    wide = engine_arguments(model, config, Accelerator.cuda, 0, machines=2)
+    assert wide == arguments | {"distributed_executor_backend": "ray"}
 
 
 def test_one_rank_on_cpu_computes_inside_engine_core() -> None:
