@@ -244,7 +244,7 @@ class ForkServer:
             *rootfs.bwrap_binds(self._tree.python),
             *("--proc", "/proc", "--dev", "/dev"),
             *("--size", str(limits.shm_bytes(disk_bytes)), "--perms", "1777", "--tmpfs", "/dev/shm"),
-            *("--remount-ro", "/dev", "--chdir", "/", "--", "/usr/bin/cat"),
+            *("--remount-ro", "/dev", "--chdir", "/", "--argv0", "/usr/bin/cat", "--", rootfs.PID1),
         ]
 
     def _on_sandbox(self, sandbox: _Running, fd: int) -> None:

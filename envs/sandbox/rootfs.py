@@ -23,6 +23,9 @@ from typing import Any
 from envs.sandbox import linux
 
 PYTHON_HOME = "/opt/python"
+PID1 = "/opt/pid1/cat"
+"""What holds a sandbox. Nobody may read it: the kernel then lets no program of the same user look into the process, or
+change it, by way of /proc/1. A program that could end PID 1 could make its own failure look like the machine's."""
 SITE_PACKAGES = f"{PYTHON_HOME}/lib/python{sys.version_info[0]}.{sys.version_info[1]}/site-packages"
 
 _SYSTEM = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
@@ -183,13 +186,18 @@ def _build_skeleton(skel: Path, rootfs: Rootfs) -> None:
     _write_etc(skel / "etc", rootfs)
     if rootfs.python:
         _build_python(skel, rootfs)
+    pid1 = skel / PID1.lstrip("/")
+    pid1.parent.mkdir(parents=True)
+    shutil.copy("/usr/bin/cat", pid1)
+    pid1.chmod(0o111)
     home = skel / "home" / rootfs.user
     if Path("/etc/skel").is_dir():
         shutil.copytree("/etc/skel", home, symlinks=True)
     workdir = skel / rootfs.workdir.lstrip("/")
     workdir.mkdir(parents=True, exist_ok=True)
     home.mkdir(exist_ok=True)
-    owned = [home, *home.rglob("*"), workdir]
+    # Overlayfs itself must be able to read PID 1's program: as for writing, its owner needs a number in the sandbox.
+    owned = [home, *home.rglob("*"), workdir, pid1]
     # Overlayfs copies a folder up when something below it is first written. It cannot (EOVERFLOW) where the owner has
     # no number in the sandbox's user namespace, as root has none: what leads to writable places is the user's too.
     owned += [skel / name for name in ("home", "run", "tmp", "var", "var/tmp", "var/log", "var/lib")]

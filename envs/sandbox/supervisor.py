@@ -61,8 +61,8 @@ def run(assignment: Assignment) -> NoReturn:
     """Join the sandbox and serve it until the backend hangs up. Called in a forked child."""
     channel = socket.socket(fileno=assignment.channel)
     try:
-        proc = _join(assignment)
-        inside = _look_around(assignment, proc)
+        proc, namespace = _join(assignment)
+        inside = _look_around(assignment, proc, namespace)
         Supervisor(assignment, inside, proc).serve(channel)
     except ConnectionError:
         os._exit(0)
@@ -74,8 +74,12 @@ def run(assignment: Assignment) -> NoReturn:
         os._exit(1)
 
 
-def _join(assignment: Assignment) -> int:
-    """Take on the sandbox's limits, namespaces, user and filter. Returns a directory descriptor of the outer /proc."""
+def _join(assignment: Assignment) -> tuple[int, int]:
+    """Take on the sandbox's limits, namespaces, user and filter.
+
+    Returns:
+        A directory descriptor of the outer /proc, and the sandbox's PID namespace by its inode.
+    """
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD):
         signal.signal(number, signal.SIG_DFL)
     signal.set_wakeup_fd(-1)
@@ -86,6 +90,7 @@ def _join(assignment: Assignment) -> int:
         os.write(fd, b"0")
         os.close(fd)
     proc = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    namespace = os.stat(f"{assignment.init_pid}/ns/pid", dir_fd=proc).st_ino  # the sandbox's user may not look
     if os.getuid() == 0 and Path("/proc/self/setgroups").read_text().strip() == "allow":
         os.setgroups([])
     linux.setns(assignment.init_pidfd, _SANDBOX_NAMESPACES)
@@ -101,17 +106,17 @@ def _join(assignment: Assignment) -> int:
     os.environ.clear()
     os.environ.update(assignment.environment)
     os.chdir("/")
-    return proc
+    return proc, namespace
 
 
-def _look_around(assignment: Assignment, proc: int) -> Inside:
+def _look_around(assignment: Assignment, proc: int, namespace: int) -> Inside:
     watched = assignment.members < 0
-    namespace = os.stat(f"{assignment.init_pid}/ns/pid", dir_fd=proc).st_ino if watched else 0
 
     def members() -> set[int]:
         if not watched:
             return limits.members_of(assignment.members)
-        return {int(name) for name in os.listdir(proc) if name.isdigit() and _namespace(proc, name) == namespace}  # noqa: PTH208
+        pids = (int(name) for name in os.listdir(proc) if name.isdigit() and _namespace(proc, name) == namespace)  # noqa: PTH208
+        return {assignment.init_pid, *pids}
 
     def prepare_child() -> None:
         # A process that others of its user may look into, as usual; /proc/self is closed to it otherwise.

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from composer.contract import SandboxLimits
+from envs.sandbox import bubblewrap
 from envs.sandbox.bubblewrap import BubblewrapBackend
 
 REPO = Path(__file__).resolve().parents[4]
@@ -71,6 +72,29 @@ def test_only_own_processes_are_visible(sh: Callable) -> None:
 def test_pid_1_survives_every_signal(sh: Callable) -> None:
     sh("for s in 1 2 3 6 9 11 13 14 15 17; do kill -$s 1; done")
     assert sh("echo alive")[1] == "alive\n"
+
+
+@pytest.mark.parametrize("uid", [None, 0], ids=["own user", "the caller's user"])
+def test_pid_1_cannot_be_looked_into_or_changed(
+    run: Callable, monkeypatch: pytest.MonkeyPatch, uid: int | None
+) -> None:
+    """Whoever could end it could turn a failure of his own into one of the machine."""
+    if uid is not None:
+        monkeypatch.setattr(bubblewrap, "sandbox_uid", lambda: uid)
+    backend = BubblewrapBackend("pid1", python=False)
+    try:
+        sandbox = run(backend.start({}, SandboxLimits()))
+        for attempt in ("echo x > /proc/1/fd/0", "cat < /proc/1/mem", "ls -l /proc/1/fd/", "cat /proc/1/environ"):
+            result = run(sandbox.shell(attempt))
+            assert result.exit_code != 0 and b"ermission denied" in result.output, attempt
+        run(sandbox.shell("chmod 777 /opt/pid1/cat; rm -rf /opt/pid1"))
+        assert run(sandbox.shell("echo x > /proc/1/fd/0; sleep 0.2; echo alive")).output.endswith(b"alive\n")
+    finally:
+        run(backend.close())
+
+
+def test_nothing_of_the_host_is_left_open(sh: Callable) -> None:
+    assert sh("ls /proc/self/fd")[1].split() == ["0", "1", "2", "3"]  # 3 is the listed directory itself
 
 
 def test_orphans_do_not_stay_as_zombies(sh: Callable) -> None:
