@@ -86,19 +86,31 @@ def leaf_keys(cls: type, prefix: str = "") -> Iterator[str]:
 
 def accepts(cls: Any, key: str) -> tuple[bool, bool]:
     """Whether a config of class `cls` can have the dotted key, and whether it lies in a mapping with free names."""
+    annotation, in_mapping = _annotation_at(cls, key)
+    return annotation is not None, in_mapping
+
+
+def words_at(cls: Any, key: str) -> str:
+    """What a person should give at a dotted key; "" if a config of class `cls` cannot have it, or anything fits."""
+    annotation = _annotation_at(cls, key)[0]
+    return "" if annotation in (None, Any) else _words(annotation)
+
+
+def _annotation_at(cls: Any, key: str) -> tuple[Any, bool]:
+    """The annotation at a dotted key (None if there is none), and whether it lies in a mapping with free names."""
     annotation, in_mapping = cls, False
     for part in key.split("."):
         inner = _without_none(annotation)
         origin, args = typing.get_origin(inner), typing.get_args(inner)
         if inner is Any:
-            return True, in_mapping
+            return Any, in_mapping
         if dataclasses.is_dataclass(inner) and part in _hints(typing.cast(type, inner)):
             annotation = _hints(typing.cast(type, inner))[part]
         elif origin is dict:
             annotation, in_mapping = args[1], True
         else:
-            return False, in_mapping
-    return True, in_mapping
+            return None, in_mapping
+    return annotation, in_mapping
 
 
 def suggest(name: str, candidates: Sequence[str], cutoff: float = 0.6) -> str | None:

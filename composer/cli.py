@@ -15,7 +15,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra._internal.utils import get_args_parser
@@ -32,6 +32,7 @@ from composer import config as config_files
 from composer.binding import bind
 from composer.compose import HydraSession, directory, normalise
 from composer.errors import ComposerError, ConfigError, MachineError, ResumeError
+from composer.explain import parse
 from composer.plan import RunPlan, make_plan
 from composer.plan import save as save_plan
 from composer.pretrain.mix import look_at_sources
@@ -131,7 +132,7 @@ def _parse(words: Sequence[str]) -> argparse.Namespace:
             if at == len(words) or words[at] not in _INFO_CHOICES:
                 words.insert(at, "all")
     parser = get_args_parser()
-    parser.prog = "composer"
+    parser.prog, parser.error = "composer", _bad_flag
     args = parser.parse_intermixed_args(words)
     if args.experimental_rerun is not None:
         raise ConfigError("--experimental-rerun", args.experimental_rerun, "use `composer resume=<run dir>` instead")
@@ -143,6 +144,15 @@ def _parse(words: Sequence[str]) -> argparse.Namespace:
     if args.resolve and not args.cfg:
         raise ConfigError("--resolve", True, "only says how --cfg prints: add `--cfg job`")
     return args
+
+
+def _bad_flag(message: str) -> NoReturn:
+    """What argparse finds wrong, in one line."""
+    unknown = message.removeprefix("unrecognized arguments: ")
+    if unknown == message:
+        raise ConfigError("flag", message.removeprefix("argument "), "`composer --help` shows how flags are given")
+    flag, _, value = unknown.split(" ")[0].partition("=")
+    raise ConfigError(flag, value, f"no such flag; an override has no dashes: `{flag.lstrip('-')}=<value>`")
 
 
 def _complete(session: HydraSession, overrides: list[str]) -> int:
@@ -157,7 +167,10 @@ def _complete(session: HydraSession, overrides: list[str]) -> int:
                     print(word)
         command, rest = split_command(words[1:])
         os.environ["COMP_LINE"] = " ".join([words[0], *rest]) + (" " if line.endswith(" ") or not rest else "")
-    session.hydra.shell_completion(config_name=session.config_name, overrides=overrides)
+    try:
+        session.hydra.shell_completion(config_name=session.config_name, overrides=overrides)
+    except (ValueError, KeyError, AttributeError):  # no subcommand, no such shell, no line to complete
+        raise ConfigError("--shell-completion", " ".join(overrides), "write `-sc install=<bash, fish, zsh>`") from None
     return 0
 
 
@@ -165,6 +178,8 @@ def _show(session: HydraSession, args: argparse.Namespace, overrides: list[str])
     """`--help`, `--hydra-help`, `--cfg` and `--info`, as Hydra prints them; what is wrong is said after the print."""
     cfg = session.raw(overrides)
     name = session.config_name
+    if args.cfg and args.package and OmegaConf.select(cfg, args.package) is None:
+        raise ConfigError("--package", args.package, "no such key; `--cfg job` without it shows all")
     try:
         if args.help:
             session.hydra.app_help(config_name=name, args_parser=get_args_parser(), args=args)
@@ -175,7 +190,9 @@ def _show(session: HydraSession, args: argparse.Namespace, overrides: list[str])
         else:
             session.hydra.show_info(args.info, config_name=name, overrides=overrides)
     except OmegaConfBaseException as error:
-        raise ConfigError(str(error.full_key), "", f"cannot be resolved: {error.msg}") from None
+        session.bind(cfg, overrides)  # names the key, if it is one of ours
+        remedy = f"cannot be resolved ({' '.join(str(error).split())}): leave --resolve out to see it as written"
+        raise ConfigError("--cfg", args.cfg, remedy) from None
     sys.stdout.flush()
     if args.cfg:
         session.bind(cfg, overrides)
@@ -248,7 +265,10 @@ def _through_hydra(session: HydraSession, overrides: list[str], run_dir: Path, j
     kept = [o for o in overrides if not o.startswith(("hydra.run.dir=", "hydra.mode="))]
     try:
         session.hydra.run(session.config_name, task, [*kept, where, "hydra.mode=RUN"])
-    except OSError as error:  # Of Hydra's own files: the job's errors are in `outcome`.
+    except (OmegaConfBaseException, ValueError) as error:  # Of Hydra's own keys: the job's errors are in `outcome`.
+        remedy = f"{' '.join(str(error).split())}; `composer --cfg hydra` shows what stands there"
+        raise ConfigError("hydra", " ".join(o for o in overrides if "hydra" in o), remedy) from None
+    except OSError as error:  # Of Hydra's own files.
         raise MachineError(f"{run_dir} cannot be written ({error.strerror}): free space, or change run_root") from None
     if isinstance(outcome[0], BaseException):
         raise outcome[0]
@@ -258,7 +278,7 @@ def _through_hydra(session: HydraSession, overrides: list[str], run_dir: Path, j
 def _sweep(session: HydraSession, command: str, overrides: list[str]) -> int:
     """Check every job before the first starts, then hand over to Hydra's sweeper and launcher."""
     cfg = session.raw(overrides, RunMode.MULTIRUN)
-    jobs = _jobs(cfg, overrides)
+    jobs = _jobs(session, cfg, overrides)
     for job in jobs:
         composed = session.compose(job)
         plan = make_plan(composed.config, _typed(composed.hydra, job))
@@ -280,18 +300,21 @@ def _sweep(session: HydraSession, command: str, overrides: list[str]) -> int:
     return 0
 
 
-def _jobs(cfg: DictConfig, overrides: list[str]) -> list[list[str]]:
+def _jobs(session: HydraSession, cfg: DictConfig, overrides: list[str]) -> list[list[str]]:
     """The overrides of each job, where they are known beforehand (Hydra's basic sweeper)."""
     if not str(cfg.hydra.sweeper._target_).endswith(".BasicSweeper"):
         return []
     listed = [f"{k}={v}" for k, v in (cfg.hydra.sweeper.get("params") or {}).items()]
     task = [o for o in overrides if not o.lstrip("+~").startswith(("hydra.", "hydra/"))]
-    parsed = OverridesParser.create().parse_overrides([*listed, *task])
+    parsed = parse([*listed, *task], session.hydra.config_loader)
     try:
-        batches = BasicSweeper.split_arguments(parsed, None)
-    except HydraException as error:
-        raise ConfigError("-m", " ".join(task), " ".join(str(error).split())) from None
-    return [list(job) for job in batches[0]]
+        [jobs] = BasicSweeper.split_arguments(parsed, None)
+    except (HydraException, ValueError) as error:
+        reason = " ".join(str(error).split())
+        raise ConfigError("-m", " ".join(task), f"{reason}: list the values, `<key>=a,b`") from None
+    if not jobs:
+        raise ConfigError("-m", " ".join(task), "makes no job: a range or list of values is empty, fill it")
+    return [list(job) for job in jobs]
 
 
 def sweep_job(cfg: DictConfig) -> float | None:
@@ -370,7 +393,7 @@ def _asks_for_multirun(session: HydraSession, overrides: list[str]) -> bool:
     """Whether the config itself says `hydra.mode: MULTIRUN`."""
     if not any("hydra" in o for o in overrides):
         return False
-    return session.hydra.get_mode(config_name=session.config_name, overrides=overrides) == RunMode.MULTIRUN
+    return session.raw(overrides).hydra.mode == RunMode.MULTIRUN
 
 
 def _resume_value(overrides: list[str]) -> str | None:

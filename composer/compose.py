@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import re
 import typing
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,19 +24,23 @@ from hydra.core.config_search_path import SearchPathQuery
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.errors import HydraException, MissingConfigException, OverrideParseException
+from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from composer.binding import MISSING, accepts, bind, leaf_keys, suggest, unknown_key
+from composer.binding import MISSING, accepts, bind
 from composer.config import to_dict
 from composer.config_files import CheckedRepository
 from composer.errors import ConfigError
+from composer.explain import check_overrides, explain, one_line, parse
 from composer.schema import Config
 
 _SECRET = re.compile(r"\$\{oc\.env:\s*([A-Za-z0-9_]*(?:TOKEN|SECRET|PASSWORD|PASSWD|API_?KEY|CREDENTIAL)[A-Za-z0-9_]*)")
+
+_REFUSALS = (HydraException, OmegaConfBaseException, ValueError, UserWarning, RecursionError, AssertionError)
+"""What Hydra and OmegaConf raise at input that they do not take."""
+_INTERPOLATIONS = "write ${<key of the config>}, ${oc.env:VARIABLE,default}, or \\${ for a plain text"
 
 
 def defaults_of_schema(cls: type = Config) -> dict[str, Any]:
@@ -89,7 +94,7 @@ class HydraSession:
             ConfigError: a folder is not there.
         """
         for flag, folder in (("--config-dir", config_dir), ("--config-path", config_path)):
-            if folder is not None and not Path(folder).is_dir():
+            if folder is not None and not (folder and Path(folder).is_dir()):
                 raise ConfigError(flag, folder, "no such folder: give one that holds config groups")
         self.config_dir, self.config_name = config_dir, config_name
         self.source = f"file://{Path(config_path).absolute()}" if config_path else "pkg://composer.conf"
@@ -120,14 +125,16 @@ class HydraSession:
         Raises:
             ConfigError: Hydra cannot compose this.
         """
+        overrides = normalise(overrides)
+        check_overrides(self, overrides)
         try:
-            return self.hydra.compose_config(
-                config_name=self.config_name, overrides=normalise(overrides), run_mode=run_mode
-            )
-        except (HydraException, OmegaConfBaseException, ValueError) as error:
-            if isinstance(error, ConfigError):
-                raise
-            raise self._explain(error, overrides) from None
+            with warnings.catch_warnings():
+                warnings.filterwarnings("error", message="provider=")  # a folder of the search path that is not there
+                cfg = self.hydra.compose_config(self.config_name, overrides, run_mode)
+            assert cfg.hydra.mode in (None, *RunMode), "resolved here, since Hydra asks for it first"
+            return cfg
+        except _REFUSALS as error:
+            raise explain(error, self, overrides) from None
 
     def compose(self, overrides: Sequence[str]) -> Composed:
         """Compose and bind.
@@ -154,7 +161,9 @@ class HydraSession:
             value = OmegaConf.to_container(job, resolve=False)
             for part in re.split(r"[.\[\]]+", key):
                 value = value.get(part, "?") if isinstance(value, dict) else value
-            raise ConfigError(key, value, f"cannot be resolved: {_one_line(str(error.msg or error))}") from None
+            raise ConfigError(
+                key, value, f"cannot be resolved: {one_line(str(error.msg or error))}; {_INTERPOLATIONS}"
+            ) from None
         assert isinstance(data, dict)
         config = bind(Config, data, origin=lambda key: self._origin(key, overrides))
         if config.resume is not None and not any(o.lstrip("+").startswith("resume=") for o in overrides):
@@ -184,45 +193,6 @@ class HydraSession:
                     return f" ({lines[inside]})"
         return ""
 
-    def _explain(self, error: Exception, overrides: Sequence[str]) -> ConfigError:
-        """The one sentence behind a Hydra exception."""
-        text = _one_line(str(error) or str(error.__cause__ or ""))
-        if isinstance(error, OverrideParseException):
-            return _bad_override(error.override, text)
-        if isinstance(error, MissingConfigException):
-            return self._no_such_file(error, text)
-        if match := re.search(r"Could not override '([^']+)'\. No match in the defaults list", text):
-            return self._no_such_group(match[1], overrides)
-        if match := re.search(r"config group '([^']+)' does not exist", text):
-            return self._no_such_group(match[1], overrides)
-        if match := re.search(r"Could not override '([^']+/[^']+)'", text):
-            return self._no_such_group(match[1], overrides)
-        if match := re.search(r"Could not override '([^']+)'", text):
-            return self._no_such_key(match[1], overrides)
-        if match := re.search(r"An item is already at '([^']+)'", text):
-            value = _value_of(match[1], overrides)
-            return ConfigError(match[1], value, f"the key exists already: write `{match[1]}={value}` without `+`")
-        if match := re.search(r"(\S+) appears more than once in the final defaults list", text):
-            option = _value_of(match[1], overrides)
-            return ConfigError(
-                match[1], option, f"the group is chosen already: write `{match[1]}={option}` without `+`"
-            )
-        if match := re.search(r"Could not append '([^']+)'", text):
-            group, _, option = match[1].partition("=")
-            return ConfigError(group, option, f"the group is chosen already: write `{group}={option}` without `+`")
-        if match := re.search(r"Could not delete (?:from config\. )?'?([\w.]+)", text):
-            return ConfigError(match[1], "~", _one_line(text))
-        if match := re.search(r"Ambiguous value for argument '([^=]+)=(.*?)'", text):
-            remedy = f"to sweep over these values add `-m`; for a list write `{match[1]}=[{match[2]}]`"
-            return ConfigError(match[1], match[2], remedy)
-        if match := re.search(r"Sweep parameters '([^=]+)=(.*)' requires --multirun", text):
-            return ConfigError(match[1], match[2], "to sweep over these values add `-m`")
-        if match := re.search(r"You must specify '([^']+)'", text):
-            options = ", ".join(self.options(match[1]))
-            return ConfigError(match[1], "???", f"choose one: `{match[1]}=<{options}>`")
-        cause = _one_line(str(error.__cause__)) if error.__cause__ is not None else ""
-        return ConfigError("config", " ".join(overrides), f"cannot be composed: {text if text else cause}")
-
     def options(self, group: str) -> list[str]:
         """The files of a config group, by name."""
         return list(self.hydra.config_loader.get_group_options(group))
@@ -230,47 +200,6 @@ class HydraSession:
     def groups(self) -> list[str]:
         """The config groups that hold files, Hydra's own left out."""
         return [g for g in self.hydra.list_all_config_groups() if not g.startswith("hydra")]
-
-    def _no_such_file(self, error: MissingConfigException, text: str) -> ConfigError:
-        group, _, name = (error.missing_cfg_file or self.config_name).rpartition("/")
-        options = list(error.options or (self.options(group) if group else []))
-        if not group:
-            return ConfigError("--config-name", name, f"no such config: {text}")
-        hint = suggest(name, options)
-        meant = f"; did you mean `{group}={hint}`?" if hint else ""
-        if group.startswith("hydra/"):
-            meant += "; more come with Hydra's plugins, such as pip install -e '.[optuna]'"
-        source = re.match(r"In '([^']+)'", text)
-        where = f" (asked for in {source[1]})" if source and source[1] != self.config_name else ""
-        return ConfigError(group, name, f"no such option; the options are {', '.join(options)}{meant}{where}")
-
-    def _no_such_group(self, group: str, overrides: Sequence[str]) -> ConfigError:
-        value = _value_of(group, overrides)
-        if group in self.groups():
-            return ConfigError(group, value, f"the group is not chosen yet: write `+{group}={value}`")
-        if "/" not in group and "@" not in group:
-            return self._no_such_key(group, overrides)
-        hint = suggest(group, self.groups())
-        meant = f"did you mean `{hint}`?" if hint else f"the groups are {', '.join(self.groups())}"
-        return ConfigError(group, value, f"no such config group; {meant}")
-
-    def _no_such_key(self, key: str, overrides: Sequence[str]) -> ConfigError:
-        parent, _, name = key.rpartition(".")
-        if key.startswith("hydra."):
-            return ConfigError(
-                key, _value_of(key, overrides), "no such key of Hydra's; `composer --cfg hydra` shows them"
-            )
-        siblings = list(
-            dict.fromkeys(
-                k.removeprefix(f"{parent}.").split(".")[0]
-                for k in leaf_keys(Config)
-                if not parent or k.startswith(f"{parent}.")
-            )
-        )
-        if name in siblings:  # The schema knows it, but no file mentions it (a free mapping, an optional node).
-            value = _value_of(key, overrides)
-            return ConfigError(key, value, f"not in the composed config: write `+{key}={value}` to add it")
-        return unknown_key(key, _value_of(key, overrides), siblings, Config)
 
 
 def compose(overrides: Sequence[str] = (), config_dir: str | None = None) -> Config:
@@ -299,7 +228,7 @@ def directory(hydra: Any, key: str) -> tuple[Path, str | None]:
     try:
         text = str(OmegaConf.select(hydra, inner))
     except OmegaConfBaseException as error:
-        raise ConfigError(key, raw, f"cannot be resolved ({_one_line(str(error))}): mend it") from None
+        raise ConfigError(key, raw, f"cannot be resolved ({one_line(str(error))}): mend it") from None
     if not text.strip():
         raise ConfigError(key, text, "is empty: name a directory that does not exist yet, or leave the key out")
     return Path(text).expanduser(), None if "${now:" in raw else key
@@ -336,11 +265,7 @@ def apply(config: Config, overrides: Sequence[str]) -> Config:
         ConfigError: an override does not parse, or its key or value does not fit.
     """
     data = to_dict(config)
-    try:
-        parsed = OverridesParser.create().parse_overrides(list(overrides))
-    except OverrideParseException as error:
-        raise _bad_override(error.override, _one_line(str(error))) from None
-    for override in parsed:
+    for override in parse(overrides):
         *path, name = override.key_or_group.split(".")
         node: Any = data
         for part in path:
@@ -362,28 +287,3 @@ def _refuse_stored_secrets(value: Any, key: str) -> None:
         raise ConfigError(
             key, value, f"the secret itself would be stored: give the variable's name, {match[1]}, as a text"
         )
-
-
-def _bad_override(override: str, text: str) -> ConfigError:
-    key, equals, value = override.partition("=")
-    if override in ("composer", "plan", "doctor", "run"):  # the command word itself is taken out before
-        return ConfigError(override, "", "is one word too many: leave it out")
-    if not equals:
-        hint = suggest(override, ["plan", "doctor", "run"])
-        meant = f"did you mean `composer {hint}`?" if hint else f"write `{override}=<value>`"
-        return ConfigError(override, "", f"is neither a command (plan, doctor) nor an override; {meant}")
-    quoted = f"quote what is no plain word, \"{key}='{value}'\""
-    return ConfigError(key, value, f"is not Hydra's override syntax: {quoted} ({text.split(' See https')[0]})")
-
-
-def _value_of(key: str, overrides: Sequence[str]) -> str:
-    for override in reversed(overrides):
-        name, _, value = override.partition("=")
-        if name.lstrip("+~").partition("@")[0] == key.partition("@")[0]:
-            return value
-    return "?"
-
-
-def _one_line(text: str) -> str:
-    """A message without line breaks and without OmegaConf's technical tail."""
-    return " ".join(text.partition("full_key:")[0].split())

@@ -312,6 +312,16 @@ def test_a_run_root_that_is_a_file(
     assert not runs
 
 
+@pytest.mark.parametrize("override", ["hydra.output_subdir=${nope}", "hydra.job_logging.version=3"])
+def test_what_is_wrong_in_hydras_own_keys(
+    override: str, runs: list[Any], capsys: pytest.CaptureFixture[str], own_folder: Path
+) -> None:
+    assert main([override]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"composer: hydra='{override}': ") and "Traceback" not in error
+    assert not runs and not list(own_folder.glob("runs/*/*"))
+
+
 def sweep(*argv: str) -> int:
     """A sweep without MLflow, which has tests of its own."""
     return main(["-m", "~hydra.callbacks.sweep", *argv])

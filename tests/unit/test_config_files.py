@@ -30,8 +30,20 @@ def check(tmp_path: Path, text: str) -> dict[str, str]:
         ("a: 1:30.5", "group.a", "1:30.5", "base 60"),
         ("a: 1\nb: 2\na: 3", "group.a", "3", "stands twice, also on line 1"),
         ("a:\n  x: 1\n  x: 1", "group.a.x", "1", "stands twice"),
-        ("1: a\n1: b", "group.1", "b", "stands twice"),
+        ("a: 1\n'a': 2", "group.a", "2", "stands twice"),
         ("defaults:\n  - overide /model: tiny", "defaults.overide /model", "tiny", "did you mean `override`?"),
+        ("a: &x [*x]", "group.a[0]", "*", "an anchor cannot hold itself"),
+        ("a: &x\n  b: {c: *x}", "group.a.b.c", "*", "an anchor cannot hold itself"),
+        ("a: &x\n  <<: *x", "group.a.<<", "*", "an anchor cannot hold itself"),
+        ("1: a", "group.1", "a", "a key is a text: write '1'"),
+        ("null: a", "group.null", "a", "a key is a text: write 'null'"),
+        ("? [a, b]\n: c", "group.?", "c", "a key is a text"),
+        ("defaults: x", "defaults", "x", "a list is expected"),
+        ("defaults: {a: b}", "defaults", "...", "a list is expected"),
+        ("defaults:\n  - 3", "defaults", "3", "each item is one `<group>: <option>`"),
+        ("defaults:\n  - {}", "defaults", "...", "each item is one `<group>: <option>`"),
+        ("defaults:\n  - {a: b, c: d}", "defaults", "...", "each item is one `<group>: <option>`"),
+        ("defaults:\n  - _self_\n  - _self_", "defaults", "_self_", "stands twice"),
         ("defaults:\n  - optionall model: tiny", "defaults.optionall model", "tiny", "did you mean `optional`?"),
     ],
 )
@@ -44,16 +56,31 @@ def test_traps(tmp_path: Path, text: str, key: str, value: str, remedy: str) -> 
 
 
 @pytest.mark.parametrize(
-    "text", ["a: [1", "a: b: c", "\ta: 1", "- a", "just text", "a: *nowhere", "a: &x [*x]\nb: !!int z"]
+    "text", ["a: [1", "a: b: c", "\ta: 1", "- a", "just text", "a: *nowhere", "a: 1\n---\na: 2", "a: \0"]
 )
 def test_what_is_no_config_file(tmp_path: Path, text: str) -> None:
-    if text.startswith("a: &x"):  # Well-formed for a composer, and no reason to loop for ever.
-        assert check(tmp_path, text)
-        return
     with pytest.raises(ConfigError) as caught:
         check(tmp_path, text)
     assert str(tmp_path / "a.yaml") in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "package", "key", "wanted"),
+    [
+        ("algorithm: [1, 2]", "", "algorithm", "a group of keys"),
+        ("[1, 2]", "algorithm", "", ""),
+        ("phases: [a]", "mix", "mix.phases", "a group of keys"),
+        ("stages: {a: b}", "", "stages", "a list"),
+        ("phases:\n  x:\n    sources:\n      y: [1]", "mix", "mix.phases.x.sources.y", "a group of keys"),
+    ],
+)
+def test_a_list_is_no_mapping(tmp_path: Path, text: str, package: str, key: str, wanted: str) -> None:
+    (tmp_path / "a.yaml").write_text(text)
+    with pytest.raises(
+        ConfigError, match=rf"{wanted} is expected \(in .*a\.yaml, line" if key else "a config file holds"
+    ):
+        dict(check_file(tmp_path / "a.yaml", package))
 
 
 def test_bytes_that_are_no_text(tmp_path: Path) -> None:
