@@ -211,11 +211,11 @@ class _Binder:
                 if full == "experiment"
                 else "no such key; did you mean `defaults`?"
             )
-            return ConfigError(full, _short(raw), remedy + where)
+            return ConfigError(full, raw, remedy + where)
         if name not in siblings and "." in full and full.startswith(tuple(f"{s}." for s in siblings)):
             nested = full.replace(".", ": ")
             return ConfigError(full, raw, f"a dot inside a YAML key makes another key: nest it, `{nested}`" + where)
-        return unknown_key(full, _short(raw), siblings, self.root, where)
+        return unknown_key(full, raw, siblings, self.root, where)
 
     def value(self, annotation: Any, raw: Any, key: str, metadata: Mapping[str, Any]) -> Any:
         if annotation is Any:
@@ -310,7 +310,7 @@ class _Binder:
             raise self.wrong(key, number, type(number), "must be " + " and ".join(words for _, words in rules))
 
     def wrong(self, key: str, raw: Any, cls: Any, remedy: str) -> ConfigError:
-        return ConfigError(key, _short(raw), remedy + self.origin(key))
+        return ConfigError(key, raw, remedy + self.origin(key))
 
 
 def _words(annotation: Any) -> str:
@@ -365,9 +365,3 @@ def _number_in(cls: type, text: str) -> str:
 
 def _plain(raw: Any) -> str:
     return str(raw) if isinstance(raw, str | int | float) else "..."
-
-
-def _short(raw: Any) -> Any:
-    """The value, or its beginning if it is long: messages stay one line."""
-    text = repr(raw)
-    return raw if len(text) <= 120 else text[:117] + "..."

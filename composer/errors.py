@@ -24,7 +24,8 @@ class ConfigError(ComposerError):
     def __init__(self, key: str, value: object, remedy: str) -> None:
         """Keep key, value and remedy apart, so that callers can test them one by one."""
         self.key, self.value, self.remedy = key, value, remedy
-        super().__init__(f"{key}={value!r}: {remedy}")
+        shown = repr(value)
+        super().__init__(f"{key}={shown if len(shown) <= 120 else f'{shown[:117]}...'}: {remedy}")
 
     def __reduce__(self) -> tuple[type[ConfigError], tuple[str, object, str]]:
         """Let the error travel from an actor to the driver."""

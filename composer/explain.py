@@ -251,7 +251,7 @@ def _bad_override(typed: str, reason: str) -> ConfigError:
     if not _KEY.fullmatch(key):
         remedy = "is no key: write names joined by dots, without spaces around, such as `algorithm.group_size=8`"
         return ConfigError(key, value, remedy)
-    quoted = value.replace("\\", "\\\\").replace("'", "\\'")
+    quoted = value.replace("\\", "\\\\").replace("'", "\\'") if len(value) < 100 else "..."
     quote = f"quote what is no plain word, \"{key}='{quoted}'\""
     if match := re.search(r"while evaluating '.*': (.*)", reason):
         return ConfigError(key, value, f"is not Hydra's override syntax ({match[1]}): mend it, or {quote}")

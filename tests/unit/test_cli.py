@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from composer.cli import main, split_command
 from composer.config import load
@@ -310,6 +311,37 @@ def test_a_run_root_that_is_a_file(
     assert main([*command, "run_root=file"]) == 2
     assert "file is a file: choose a folder" in capsys.readouterr().err
     assert not runs
+
+
+def with_codebase(folder: Path) -> list[str]:
+    return ["mix.codebase.kind=files", f"mix.codebase.path={folder}", "mix.codebase_share=0.9"]
+
+
+def test_files_that_are_no_text_are_in_the_record(
+    own_folder: Path, runs: list[tuple[Config, Path]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    (own_folder / "held_out").mkdir()
+    for i in range(8):
+        (own_folder / "held_out" / f"{i}.py").write_text("pass\n")
+    (own_folder / "held_out" / "a.so").write_bytes(b"\x7fELF\0")
+    assert main(with_codebase(own_folder / "held_out")) == 0
+    words = "1 of 9 files are binary or not in UTF-8 and are left out, such as a.so"
+    assert f"note: mix.codebase.pattern='**/*': {words}" in capsys.readouterr().out
+    [(_, run_dir)] = runs
+    assert any(words in warning for warning in yaml.safe_load((run_dir / "plan.yaml").read_text())["warnings"])
+
+
+@pytest.mark.parametrize(("content", "words"), [(None, "is not there"), (b"\x7fELF\0", "all 1 files are binary")])
+def test_a_corpus_without_text_starts_nothing(
+    content: bytes | None, words: str, own_folder: Path, runs: list[Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    if content is not None:
+        (own_folder / "held_out").mkdir()
+        (own_folder / "held_out" / "a.so").write_bytes(content)
+    assert main(with_codebase(own_folder / "held_out")) == 3
+    error = capsys.readouterr().err
+    assert error.startswith("composer: mix.codebase.path=") and words in error and "Traceback" not in error
+    assert not runs and not list(own_folder.glob("runs/*/*"))
 
 
 @pytest.mark.parametrize("override", ["hydra.output_subdir=${nope}", "hydra.job_logging.version=3"])

@@ -68,6 +68,8 @@ def test_a_folder_that_takes_no_run() -> None:
     """/proc refuses new folders to everybody, root included, as a read-only file system does."""
     with pytest.raises(MachineError, match="set run_root to a folder you may write to"):
         claim(Path("/proc/runs/1"), chosen_as=None)
+    with pytest.raises(MachineError, match="free space or change run_root"), RunDirectory(Path("/proc")).lock():
+        pass
     check_free(Path("/tmp") / ("x" * 300), chosen_as="hydra.run.dir")  # cannot even be looked at
     with pytest.raises(MachineError, match="cannot be made"):
         claim(Path("/tmp") / ("x" * 300), chosen_as="hydra.run.dir")
