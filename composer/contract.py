@@ -58,7 +58,7 @@ class SandboxLimits:
     file_bytes: int = 64 * 2**20
     """Largest single file a process may write."""
     disk_bytes: int = 256 * 2**20
-    """Everything written to the sandbox's own file system."""
+    """Everything written to the sandbox's own file system, which may lie in memory: at most half of `memory_bytes`."""
     cpu_seconds: int = 60
     """CPU time of any one process."""
     exec_timeout_s: float = 30.0

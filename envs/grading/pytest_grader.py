@@ -79,6 +79,7 @@ class PytestGrader:
         self.timeout_s = timeout_s
         self.limits = SandboxLimits(
             memory_bytes=memory_bytes,
+            disk_bytes=min(SandboxLimits.disk_bytes, memory_bytes // 2),
             cpu_seconds=max(1, round(timeout_s)),
             exec_timeout_s=timeout_s,
             lifetime_s=timeout_s + 60,

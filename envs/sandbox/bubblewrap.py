@@ -291,6 +291,12 @@ def _check_limits(limits: SandboxLimits) -> None:
         value = getattr(limits, name)
         if value < least:
             raise SandboxStartError(f"{name}={value} is too small for a sandbox: at least {least}")
+    if limits.disk_bytes > limits.memory_bytes // 2:
+        # With all of its memory full of files, a sandbox would end when its next command starts.
+        raise SandboxStartError(
+            f"disk_bytes={limits.disk_bytes} lies in memory, with what runs: at most half of "
+            f"memory_bytes={limits.memory_bytes}"
+        )
     for name in ("exec_timeout_s", "lifetime_s"):
         if not getattr(limits, name) > 0:
             raise SandboxStartError(f"{name}={getattr(limits, name)} must be above 0")

@@ -42,6 +42,7 @@ _NUMBERS: dict[str, tuple[int | None, int | None]] = {
     # Kernel machinery with a history of holes.
     "bpf": (321, 280), "perf_event_open": (298, 241), "userfaultfd": (323, 282),
     "io_uring_setup": (425, 425), "io_uring_enter": (426, 426), "io_uring_register": (427, 427),
+    "msgget": (68, 186),  # see _BOUNDED
     "add_key": (248, 217), "request_key": (249, 218), "keyctl": (250, 219), "memfd_secret": (447, 447),
     "fanotify_init": (300, 262), "lookup_dcookie": (212, 18), "vmsplice": (278, 75),
     "name_to_handle_at": (303, 264), "open_by_handle_at": (304, 265),
@@ -57,6 +58,12 @@ _NUMBERS: dict[str, tuple[int | None, int | None]] = {
 """Calls refused whatever their arguments are."""
 
 _SHARED_MEMORY: dict[str, tuple[int | None, int | None]] = {"memfd_create": (319, 279), "shmget": (29, 194)}
+
+# System V objects outlive their processes. When they had filled the memory, nothing would be left to kill but the
+# supervisor, and the program's own doing would look like the machine's. Small ones (PostgreSQL's lock) do no harm:
+# there are 4096 segments of shared memory at most and 32000 sets of semaphores.
+_BOUNDED: dict[str, tuple[tuple[int, int], int]] = {"shmget": ((29, 194), 4096), "semget": ((64, 190), 32)}
+"""Calls refused if their second argument is larger than the number."""
 
 _CLONE, _CLONE3 = (56, 220), (435, 435)
 _IOCTL, _PERSONALITY, _SOCKET = (16, 29), (135, 92), (41, 198)
@@ -120,6 +127,11 @@ def build_filter(machine: str | None = None, shared_memory: bool = True) -> byte
     program += _when(_SOCKET[column],
                      _argument(0) + families + _instruction(_RETURN, _ERRNO | errno.EAFNOSUPPORT))  # fmt: skip
     refused = _NUMBERS if shared_memory else _NUMBERS | _SHARED_MEMORY
+    for name, (numbers, most) in _BOUNDED.items():
+        if name not in refused:
+            upper = _instruction(_LOAD_WORD, 16 + 8 * 1 + 4) + _instruction(_JUMP_EQUAL, 0, 0, 1)
+            body = _argument(1) + _instruction(_JUMP_GREATER_EQUAL, most + 1, 3, 0) + upper + allow + refuse
+            program += _when(numbers[column], body)
     for numbers in refused.values():
         number = numbers[column]
         if number is not None:

@@ -26,6 +26,17 @@ from envs.tools.shell import Run
 
 TASKSET = MicroTaskset(expert_accuracy=1.0)
 TASK = TASKSET.task(Split.TRAIN, 2)
+FILL_SHARED_MEMORY = """
+import ctypes
+c = ctypes.CDLL(None)
+c.shmat.restype = ctypes.c_void_p
+c.shmdt.argtypes = [ctypes.c_void_p]
+for i in range(2000):
+    at = c.shmat(c.shmget(0, 2**18, 0o1600), None, 0)
+    if at != 2**64 - 1:
+        c.memset(ctypes.c_void_p(at), 1, 2**18)
+        c.shmdt(at)
+"""
 FINISH = ToolCall("finish", {})
 
 
@@ -224,6 +235,9 @@ def test_a_grading_sandbox_that_cannot_start_is_no_reward(play):
         "python3 -c 'x = []\nwhile True: x.append(bytearray(b\"x\" * 2**20))'",
         "for i in 1 2 3 4 5; do head -c 60M /dev/zero > big$i; done",
         "head -c 60M /dev/zero > /tmp/a; head -c 60M /dev/zero > b; while :; do head -c 1 b >> c$RANDOM; done",
+        "head -c 60M /dev/zero > a; python3 -c '"
+        + FILL_SHARED_MEMORY
+        + "'; while head -c 4K /dev/zero >> /tmp/b; do :; done",
         "rm -rf ~ /tmp; cd /",
         "chmod 000 .",
         "yes",

@@ -107,6 +107,7 @@ def test_lifetime(backend: BubblewrapBackend, run: Callable) -> None:
     [
         (SandboxLimits(memory_bytes=MIB), "memory_bytes"),
         (SandboxLimits(disk_bytes=10), "disk_bytes"),
+        (SandboxLimits(memory_bytes=256 * MIB), "disk_bytes=.*at most half of memory_bytes=268435456"),
         (SandboxLimits(num_processes=0), "num_processes"),
         (SandboxLimits(lifetime_s=0), "lifetime_s"),
         (SandboxLimits(cpu_seconds=-1), "cpu_seconds"),

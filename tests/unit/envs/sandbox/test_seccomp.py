@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from envs.sandbox.seccomp import _NUMBERS, _SHARED_MEMORY, build_filter
+from envs.sandbox.seccomp import _BOUNDED, _NUMBERS, _SHARED_MEMORY, build_filter
 
 X86_64, AARCH64, I386 = 0xC000003E, 0xC00000B7, 0x40000003
 ALLOW, KILL = 0x7FFF0000, 0x80000000
@@ -92,6 +92,14 @@ def test_shared_memory_is_refused_where_nothing_counts_it(program: bytes) -> Non
         assert run(strict, number) == EPERM
 
 
+def test_what_outlives_its_process_is_small(program: bytes) -> None:
+    for number, most in ((29, 4096), (64, 32)):  # shmget, semget
+        assert run(program, number, 0, most) == ALLOW
+        assert run(program, number, 0, most + 1) == run(program, number, 0, 1 << 32) == EPERM
+    assert run(program, 68, 0, 0) == EPERM  # msgget
+    assert run(build_filter("aarch64"), 194, 0, 4097, arch=AARCH64) == EPERM
+
+
 def test_an_unknown_architecture_is_an_error() -> None:
     with pytest.raises(ValueError, match="'riscv64'"):
         build_filter("riscv64")
@@ -108,6 +116,6 @@ def test_numbers_are_those_of_the_kernels_headers(header: str, column: int) -> N
     if not Path(header).exists():
         pytest.skip(f"no {header}")
     defined = dict(re.findall(r"#define __NR(?:3264)?_(\w+)\s+(\d+)", Path(header).read_text()))
-    for name, numbers in (_NUMBERS | _SHARED_MEMORY).items():
+    for name, numbers in (_NUMBERS | _SHARED_MEMORY | {name: two for name, (two, _) in _BOUNDED.items()}).items():
         if name in defined:
             assert numbers[column] == int(defined[name]), name
