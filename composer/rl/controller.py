@@ -24,6 +24,8 @@ from composer.schema import AlgorithmConfig
 from composer.types import Group, Sample, Split, Trajectory
 
 _NO_ROOM = "its request fills the context; shorten it, or start a new run with a higher generator.max_model_len"
+_MOST_TOLD = 3
+"""Warnings about groups that lost a few episodes; the ledger and the outcome metrics have them all."""
 
 
 class Rollouts(Protocol):
@@ -116,6 +118,7 @@ class Controller:
         self._num_dropped = state.num_dropped
         self._failures_in_a_row = 0
         self._last_failure = ""
+        self._num_told = 0
         self._bug: Exception | None = None
         self._changed = asyncio.Event()
 
@@ -171,8 +174,8 @@ class Controller:
                     Split.TRAIN, index, group_id, algorithm.group_size, algorithm.temperature
                 )
             scored = [t for t in group.trajectories if t.reward is not None]
+            lost = [t.error for t in group.trajectories if t.reward is None]
             if len(scored) < 2:
-                lost = [t.error for t in group.trajectories if t.reward is None]
                 self._drop(group_id, lost[0] if lost else "no episode", failed=True)
             elif not any(t.num_generated_tokens for t in scored):
                 self._drop(group_id, f"task {group.task_id} leaves no room to answer: {_NO_ROOM}", failed=True)
@@ -180,6 +183,9 @@ class Controller:
                 self.ledger.group(group)
                 self._ready.append(group)
                 self._failures_in_a_row = 0
+                if lost and self._num_told < _MOST_TOLD:
+                    self._num_told += 1
+                    self.warn(f"{len(lost)} episodes of group {group_id} have no reward: {lost[0]}")
         except TimeoutError:
             self._drop(group_id, f"not finished after {algorithm.group_timeout_s:g} s", failed=True)
         except LauncherError as e:  # no other group would fare better

@@ -152,6 +152,20 @@ def test_tasks_that_leave_no_room_to_answer_end_the_run_with_the_key_to_change(t
         run(tmp_path / "l", StandInPolicy(), Full(StandInPolicy()))
 
 
+def test_a_group_that_lost_a_few_episodes_is_trained_and_the_cause_is_told_but_not_for_ever(tmp_path):
+    class Lossy(StandInRollouts):
+        async def run_group(self, split, index, group_id, size, temperature):
+            group = await super().run_group(split, index, group_id, size + 1, temperature)
+            lost = group.trajectories[0]
+            lost.outcome, lost.reward, lost.error = Outcome.INFRASTRUCTURE_ERROR, None, "tool 'x' failed"
+            return group
+
+    policy = StandInPolicy()
+    steps, warnings = run(tmp_path / "l", policy, Lossy(policy))
+    assert len(steps) == 6 and len(warnings) == 3
+    assert warnings[0].startswith("1 episodes of group g") and warnings[0].endswith("tool 'x' failed")
+
+
 def test_groups_without_a_difference_are_trained_and_counted(tmp_path):
     class Equal(StandInRollouts):
         async def run_group(self, split, index, group_id, size, temperature):
