@@ -266,7 +266,12 @@ def apply(config: Config, overrides: Sequence[str]) -> Config:
     """
     data = to_dict(config)
     for override in parse(overrides):
-        *path, name = override.key_or_group.split(".")
+        key, typed = override.key_or_group, (override.input_line or "").partition("=")[2]
+        if override.is_sweep_override():
+            raise ConfigError(key, typed, "several values, where one is expected: give one")
+        if "${" in typed:
+            raise ConfigError(key, typed, "is not resolved here: write the value itself")
+        *path, name = key.split(".")
         node: Any = data
         for part in path:
             node = node.setdefault(part, {}) if isinstance(node, dict) else {}

@@ -1,5 +1,6 @@
 """Run directories: claimed once, locked by the living, resumed only when that makes sense."""
 
+import re
 import subprocess
 import sys
 import textwrap
@@ -124,7 +125,15 @@ def test_status(run_dir: Path) -> None:
     [
         (lambda d: (d / PLAN_FILE).unlink(), "not a run directory"),
         (lambda d: (d / CONFIG_FILE).unlink(), "not a run directory"),
-        (lambda d: (d / CONFIG_FILE).write_text("typo: 1"), "no longer fits this version"),
+        (
+            lambda d: (d / CONFIG_FILE).write_text("typo: 1"),
+            "no longer fits this version.*with the version that started",
+        ),
+        (lambda d: (d / CONFIG_FILE).write_text("seed: -1"), "no longer fits this version.*seed=-1"),
+        (lambda d: (d / CONFIG_FILE).write_text(""), "no longer fits this version"),
+        (lambda d: (d / CONFIG_FILE).write_text("[1]"), "no longer fits this version"),
+        (lambda d: (d / CONFIG_FILE).write_bytes(b"\xff\0"), "cannot be read"),
+        (lambda d: (d / CONFIG_FILE).write_text("a: [1"), "cannot be read"),
         (lambda d: RunDirectory(d).set_status(Status.finished), "finished"),
         (lambda d: d.rename(d.with_name("2")), "no such directory.*runs/2"),
     ],
@@ -177,5 +186,12 @@ def test_safe_overrides_apply_and_others_do_not(run_dir: Path) -> None:
         resumed(run_dir, ["algorithm.learning_rate=0.5"])
     with pytest.raises(ResumeError, match="changes a whole group"):
         resumed(run_dir, ["tracking=server"])
+    for value, words in (
+        ("1,2", "several values"),
+        ("${oc.env:HOME}", "write the value itself"),
+        ("[1", "close brackets"),
+    ):
+        with pytest.raises(ConfigError, match=rf"^tracking\.timeout_s='{re.escape(value)}': .*{words}"):
+            resumed(run_dir, [f"tracking.timeout_s={value}"])
     with pytest.raises(ConfigError, match=r"did you mean `tracking\.timeout_s`"):
         resumed(run_dir, ["tracking.timeout=3"])
