@@ -338,8 +338,8 @@ def _conversion(cls: Any, raw: Any) -> str:
         return {int: f": write {int(raw)}", float: f": write {float(raw)}"}.get(cls, _boolean_trap(raw))
     if cls is str and isinstance(raw, int | float):
         return f": quote it, '{raw}' (on the command line \"'{raw}'\")"
-    if cls is int and isinstance(raw, float) and math.isfinite(raw):
-        return f": write {round(raw)}"
+    if cls is int and isinstance(raw, float) and raw.is_integer():
+        return f": write {int(raw)}"
     if cls is bool:
         return {"yes": ": write true", "on": ": write true", "no": ": write false", "off": ": write false"}.get(
             str(raw).lower(), ""
@@ -360,7 +360,9 @@ def _number_in(cls: type, text: str) -> str:
         number = float(text)
     except ValueError:
         return ""
-    return f": write {round(number) if cls is int else number}, without quotes" if math.isfinite(number) else ""
+    if not math.isfinite(number) or (cls is int and not number.is_integer()):
+        return ""
+    return f": write {cls(number)}, without quotes"
 
 
 def _plain(raw: Any) -> str:

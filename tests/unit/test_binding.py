@@ -115,6 +115,11 @@ def test_what_does_not_fit_says_key_value_and_remedy(data: Any, key: str, value:
     assert error.exit_code == 2
 
 
+@pytest.mark.parametrize("size", [1.5, "1.5"])
+def test_no_number_is_made_up_where_two_are_as_near(size: Any) -> None:
+    assert error_of({"leaf": {"size": size}}).remedy == "a whole number is expected"
+
+
 def test_an_incomplete_entry_with_a_similar_name_was_a_misspelling() -> None:
     data = {"leaf": {"size": 1}, "leaves": {"first": {"size": 1}, "frist": {"rate": 2.0}}}
     assert "did you mean `leaves.first.rate`?" in str(error_of(data))
