@@ -22,6 +22,7 @@ from composer.errors import MachineError
 from composer.instantiate import instantiate
 from composer.layout import Layout
 from composer.plan import RunPlan, StagePlan
+from composer.rollout import engine
 from composer.schema import Config, Stage
 from composer.shell import pasteable
 from composer.tracking.console import Console, write_summary
@@ -51,7 +52,7 @@ def run(config: Config, plan: RunPlan, run_dir: Path) -> int:
         config.launcher, config.plugins, key="launcher", run_label=label, resources=plan.resources
     )
     backend = instantiate(config.env.sandbox, config.plugins, key="env.sandbox", run_label=label)
-    swept = launcher.sweep() + backend.sweep() + _sweep_weights(config)
+    swept = launcher.sweep() + backend.sweep() + engine.sweep() + _sweep_weights(config)
     if swept:
         console.info(f"removed what runs that were killed on this machine had left behind ({swept})")
     check_machine(examine(config, plan))
@@ -152,7 +153,9 @@ def _cluster(launcher: Launcher, backend: SandboxBackend) -> Iterator[None]:
         before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
             launcher.stop()
-            backend.sweep()  # a worker that hung was killed, and its sandboxes' watchdog with it
+            # A worker that hung was killed, and its sandboxes' watchdog with it; so may a generator have been.
+            backend.sweep()
+            engine.sweep()
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)

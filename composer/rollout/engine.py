@@ -81,7 +81,7 @@ class Engine:
             GeneratorError: vLLM did not start, or not before the deadline.
         """
         arguments = engine_arguments(Path(model_dir), config, accelerator, seed, machines)
-        _sweep()
+        sweep()
         sockets = tempfile.TemporaryDirectory(prefix=f"{SOCKETS_PREFIX}{os.getpid()}-", ignore_cleanup_errors=True)
         os.environ.update(engine_environment(config, accelerator, threads, sockets.name))
         before, given_up = set(vllm_internals.engine_cores()), threading.Event()
@@ -318,12 +318,15 @@ def _temporary_files_in(folder: str) -> Iterator[None]:
             os.environ["TMPDIR"] = before
 
 
-def _sweep() -> None:
-    """Remove the socket folders of engines that were killed together with their owner."""
+def sweep() -> int:
+    """Remove the socket folders of engines that were killed together with their owner; returns how many."""
+    removed = 0
     for folder in Path(tempfile.gettempdir()).glob(f"{SOCKETS_PREFIX}*"):
         owner = folder.name.removeprefix(SOCKETS_PREFIX).partition("-")[0]
         if owner.isdigit() and not Path(f"/proc/{owner}").exists():
             shutil.rmtree(folder, ignore_errors=True)
+            removed += 1
+    return removed
 
 
 def _kill(processes: Iterable[Any]) -> None:
