@@ -120,7 +120,7 @@ def test_a_full_disk(tmp_path):
         pytest.skip("only root can mount a small file system")
     small = tmp_path / "small"
     small.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1200m", "none", str(small)], check=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1600m", "none", str(small)], check=True)
     try:
         filler = small / "filler"
         process = subprocess.Popen(
