@@ -78,7 +78,7 @@ def test_a_run_with_nested_stages(make_config: Config, run_dir: Path, trajectory
     kept = run_dir.parent / "mlartifacts/composer" / parent.info.run_id / "artifacts/config/plan.yaml"
     assert kept.read_text() == "stages: 4"
     assert [entry.path for entry in client.list_artifacts(parent.info.run_id, "plots")] == ["plots/pretrain_loss.png"]
-    table = json.loads(Path(client.download_artifacts(rl, "tables/tasks.json")).read_text())
+    table = json.loads(Path(client.download_artifacts(rl, "tables/tasks.json", str(run_dir))).read_text())
     assert table == {"columns": ["task", "reward", "turns"], "data": [["t1", 1.0, None], ["t2", None, 2]]}
 
 
@@ -119,7 +119,7 @@ def test_many_and_long_parameters(make_config: Config, run_dir: Path) -> None:
     run = runs_of(run_dir)["first"]
     assert {run.data.params[f"many.p{number}"] for number in range(250)} == {str(number) for number in range(250)}
     assert len(run.data.params["prompt"]) == 6000 and run.data.params["prompt"].endswith("[17000 characters]")
-    whole = Path(client_of(run_dir).download_artifacts(run.info.run_id, "params/prompt.txt"))
+    whole = Path(client_of(run_dir).download_artifacts(run.info.run_id, "params/prompt.txt", str(run_dir)))
     assert whole.read_text() == config["prompt"]
     assert run.data.params["empty"] == ""
     assert len(run.data.params) == 250 + 3 + len(config["tracking"]) + 3
