@@ -175,10 +175,10 @@ class Trainers:
         """Log-probabilities under the weights that RL started from."""
         return (await self._all(rank.reference_score.remote(sequences) for rank in self.ranks))[0]
 
-    async def synchronise(self, version: int, probe: Sequence[int]) -> dict[str, float]:
+    async def synchronise(self, version: int, probes: Sequence[Sequence[int]]) -> dict[str, float]:
         """Publish, load on every generator, verify."""
         assert self._sync is not None, "open_policy comes first"
-        published = (await self._all(rank.publish.remote(version, list(probe)) for rank in self.ranks))[0]
+        published = (await self._all(rank.publish.remote(version, [list(p) for p in probes]) for rank in self.ranks))[0]
         return published | await self._sync.load(version)
 
     async def save(self) -> None:

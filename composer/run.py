@@ -88,6 +88,7 @@ def run(config: Config, plan: RunPlan, run_dir: Path) -> int:
     console.closing_table(
         summary,
         ui_command=record.ui_command,
+        ui_address=record.ui_address,
         note=record.report.sentence if record.report else "",
         resume_command=resume if interrupted else "",
     )

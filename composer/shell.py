@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import shlex
 import shutil
+import socket
 import sys
 from pathlib import Path
 
@@ -23,6 +25,16 @@ def pasteable(*words: str) -> str:
     if shutil.which(name) is None:
         name = next((str(path) for path in (called, beside) if path.name == name and path.is_file()), name)
     return shlex.join((name, *arguments))
+
+
+def free_port(first: int) -> int:
+    """The first of a hundred ports from `first` on at which nobody listens on loopback; `first` if all are taken."""
+    for port in range(first, first + 100):
+        with socket.socket() as listener, contextlib.suppress(OSError):
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a connection's last minute is no listener
+            listener.bind(("127.0.0.1", port))
+            return port
+    return first
 
 
 def as_typed(override: str) -> str:

@@ -223,7 +223,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class Probe:
-    """A short sequence and the trainer's own log-probabilities of it, by which a loaded version is verified.
+    """A short sequence and the trainer's own log-probabilities of it; a few of them verify a loaded version.
 
     Example:
         >>> Probe(token_ids=[5, 9, 2], log_probs=[-1.5, -0.25]).log_probs[0]  # of token 9 after token 5
@@ -273,7 +273,7 @@ class LoadReport:
     paused_seconds: float
     """How long no token was generated."""
     mismatch: Mismatch
-    """Generator against trainer on the probe, after the load."""
+    """Generator against trainer on the first probe, after the load."""
 
 
 @dataclass(frozen=True)

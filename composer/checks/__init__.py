@@ -15,7 +15,10 @@ from composer.checks.stages import check_env, check_phases, check_rl, check_stag
 from composer.errors import ConfigError
 from composer.models.base import check_model
 from composer.models.sizes import count_parameters, generator_memory, trainer_memory
-from composer.schema import Accelerator, Config, SyncMethod
+from composer.schema import Accelerator, Config, Dtype, Stage, SyncMethod
+
+_LEAST_TOLERANCE = 0.05
+"""Log-probabilities in bfloat16 have 8 bits: 0.03 apart at -8 for rounding alone."""
 
 
 def check(config: Config) -> list[str]:
@@ -70,6 +73,12 @@ def _warnings(config: Config) -> Iterator[str]:
         tokens, longest = generator_memory(model, g).max_tokens, g.max_model_len
         if tokens < g.max_num_seqs * longest // 8:
             yield f"the KV cache holds {tokens} tokens for {g.max_num_seqs} episodes of up to {longest}: some will wait"
+        tolerance = config.weight_sync.verify_tolerance
+        if Stage.rl in config.stages and g.dtype is not Dtype.float32 and tolerance < _LEAST_TOLERANCE:
+            yield (
+                f"weight_sync.verify_tolerance={tolerance:g} is for float32: engines in {g.dtype.value} are further "
+                "apart under the same weights, and the first load would end the run; set 0.5"
+            )
     if p.accelerator is Accelerator.cuda and p.gpu_memory_bytes:
         memory = trainer_memory(model, p, largest_microbatch(config))
         if memory.total > 0.9 * p.gpu_memory_bytes:

@@ -73,21 +73,28 @@ class Console:
         return StageProgress(self, name, total, unit, done)
 
     def closing_table(
-        self, summary: Mapping[str, Any], ui_command: str = "", resume_command: str = "", note: str = ""
+        self,
+        summary: Mapping[str, Any],
+        ui_command: str = "",
+        ui_address: str = "",
+        resume_command: str = "",
+        note: str = "",
     ) -> None:
         """What was learnt, what it cost, and what to type next.
 
         Args:
             summary: the content of `summary.json`; values that are missing are shown as `-`.
-            ui_command: opens MLflow on the run, or is the run's address.
+            ui_command: serves MLflow on the record; empty if a server does.
+            ui_address: where the run is seen then.
             resume_command: continues the run; empty if it is finished.
             note: trouble that a user has to know of (`RecordReport.sentence`).
         """
         with self._lock:
             self._print(lambda console: _print_closing(console, summary))
-            place = "Open the record at" if ui_command.startswith("http") else "Open the record with"
             if ui_command:
-                self._write(f"{place}:  {ui_command}\n")
+                self._write(f"Open the record with:  {ui_command}\n")
+            if ui_address:
+                self._write(f"{'and see the run at' if ui_command else 'See the run at'}:  {ui_address}\n")
             if resume_command:
                 self._write(f"Interrupted. Continue with:  {resume_command}\n")
             if note:

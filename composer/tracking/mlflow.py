@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import dataclasses
+import functools
 import json
 import os
 import shlex
@@ -20,7 +21,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from composer.shell import pasteable
+from composer.shell import free_port, pasteable
 from composer.tracking import state as states
 from composer.tracking.journal import encode_number
 from composer.tracking.names import flatten, numbers, redact, value_text
@@ -33,6 +34,9 @@ from composer.types import Trajectory
 KILLED_DEADLINE_S = 3.0
 """An interrupted run has 10 s to end everything; sending the record takes no more than this of it."""
 CLOSE_DEADLINE_S = 60.0
+UI_PORT = 5000
+"""Where `mlflow ui` listens unless told otherwise."""
+_HTTP = ("http://", "https://")
 
 
 @dataclass(frozen=True)
@@ -227,7 +231,7 @@ class Record:
 
     @property
     def peak_rss_bytes(self) -> int:
-        """The most memory that the run's processes used together so far, earlier sessions included.
+        """The most memory that the run's processes used together so far, earlier starts included.
 
         `system.py` says how it is counted.
         """
@@ -240,13 +244,23 @@ class Record:
 
     @property
     def ui_command(self) -> str:
-        """The command that opens MLflow on this record; for a server, the address of the run."""
+        """The command that serves MLflow on this record; empty where a tracking server does."""
         uri = redact(self._server.uri)
-        if uri.startswith(("http://", "https://")):
-            experiment = self._state.experiment_id
-            place = f"/#/experiments/{experiment}/runs/{self.run_id}" if experiment and self.run_id else ""
-            return uri.rstrip("/") + place
-        return pasteable("mlflow", "ui", "--backend-store-uri", uri, "--host", "127.0.0.1")
+        if uri.startswith(_HTTP):
+            return ""
+        port = () if self._ui_port == UI_PORT else ("--port", str(self._ui_port))
+        return pasteable("mlflow", "ui", "--backend-store-uri", uri, "--host", "127.0.0.1", *port)
+
+    @property
+    def ui_address(self) -> str:
+        """Where a browser finds this run."""
+        uri, experiment = redact(self._server.uri), self._state.experiment_id
+        server = uri.rstrip("/") if uri.startswith(_HTTP) else f"http://127.0.0.1:{self._ui_port}"
+        return f"{server}/#/experiments/{experiment}/runs/{self.run_id}" if experiment and self.run_id else server
+
+    @functools.cached_property
+    def _ui_port(self) -> int:
+        return free_port(UI_PORT)
 
     def flush(self, timeout_s: float = 30.0) -> bool:
         """Wait until everything has reached MLflow. Returns whether it has."""

@@ -116,9 +116,11 @@ class SweepCallback(Callback):
         record.table("jobs.json", [_row(job) for job in jobs])
         record.close(status)
         _print_table(jobs)
-        for line in (f"Compare the jobs with:  {record.ui_command}", record.report.sentence):
-            if line:
-                _say(line)
+        if record.ui_command:
+            _say(f"Compare the jobs with:  {record.ui_command}")
+        _say(f"{'and see them at' if record.ui_command else 'Compare the jobs at'}:  {record.ui_address}")
+        if record.report.sentence:
+            _say(record.report.sentence)
 
 
 def read_jobs(sweep_dir: Path) -> list[dict[str, Any]]:

@@ -1,12 +1,13 @@
 """Commands that can be pasted."""
 
 import shlex
+import socket
 import sys
 from pathlib import Path
 
 import pytest
 
-from composer.shell import as_typed, pasteable
+from composer.shell import as_typed, free_port, pasteable
 
 
 @pytest.fixture
@@ -48,3 +49,10 @@ def test_a_program_that_is_nowhere_keeps_its_name(programs: Path) -> None:
 )
 def test_overrides_as_typed(override: str, typed: str) -> None:
     assert as_typed(override) == typed
+
+
+def test_a_port_with_a_listener_is_passed_over() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert free_port(port) > port
+    assert free_port(port) == port

@@ -1,7 +1,9 @@
 """The local launcher with a real Ray: on loopback only, nothing left behind, also after kill -9."""
 
+import contextlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -66,7 +68,18 @@ def start(label, then):
     return process, address, Path(folder)
 
 
+@pytest.fixture
+def busy_ports():
+    """Somebody listens where Ray's head and its dashboard do by default."""
+    with contextlib.ExitStack() as stack:
+        for port in (6379, 8265, 10001):
+            with contextlib.suppress(OSError):  # busy already
+                stack.enter_context(socket.create_server(("127.0.0.1", port)))
+        yield
+
+
 @pytest.mark.timeout(120)
+@pytest.mark.usefixtures("busy_ports")
 def test_it_listens_on_loopback_and_stops_without_a_trace():
     process, address, _ = start("launcher-test-stop", "sleep")
     try:

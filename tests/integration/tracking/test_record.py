@@ -7,6 +7,7 @@ import math
 import os
 import shutil
 import signal
+import socket
 import sqlite3
 import subprocess
 import sys
@@ -299,7 +300,7 @@ def test_a_relative_database_is_told_in_full(
     assert runs_of(run_dir)["first"].info.artifact_uri.startswith((run_dir.parent / "mlartifacts").as_uri())
 
 
-def test_the_peak_of_an_earlier_session_counts(make_config: Config, run_dir: Path) -> None:
+def test_the_peak_of_an_earlier_start_counts(make_config: Config, run_dir: Path) -> None:
     config = make_config(system_metrics_every_s=0.1)
     held = b"x" * (200 * 2**20)
     with Record.open(config, run_dir) as record:
@@ -311,11 +312,17 @@ def test_the_peak_of_an_earlier_session_counts(make_config: Config, run_dir: Pat
     assert record.peak_rss_bytes == first > 200 * 2**20
 
 
-def test_what_the_user_is_told_to_type_opens_this_database(make_config: Config, run_dir: Path) -> None:
-    with Record.open(make_config(), run_dir) as record:
-        pass
-    words = record.ui_command.split()
+def test_what_the_user_is_told_to_type_opens_this_database(
+    make_config: Config, run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken, Record.open(make_config(), run_dir) as record:
+        taken_port = taken.getsockname()[1]
+        monkeypatch.setattr("composer.tracking.mlflow.UI_PORT", taken_port)
+        words = record.ui_command.split()
     assert Path(words[0]).name == "mlflow" and words[1] == "ui"
     assert words[words.index("--backend-store-uri") + 1] == f"sqlite:///{run_dir.parent}/mlflow.db"
-    assert words[-2:] == ["--host", "127.0.0.1"]
+    assert words[-4:-1] == ["--host", "127.0.0.1", "--port"] and int(words[-1]) > taken_port
     assert subprocess.run([words[0], "ui", "--help"], capture_output=True, env=os.environ).returncode == 0
+    run = runs_of(run_dir)["first"].info
+    page = f"http://127.0.0.1:{words[-1]}/#/experiments/{run.experiment_id}/runs/{run.run_id}"
+    assert record.ui_address == page

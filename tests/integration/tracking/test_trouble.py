@@ -55,7 +55,7 @@ def test_a_real_server_gets_everything(
     assert [entry.path for entry in client.list_artifacts(record.run_id, "config")] == ["config/plan.yaml"]
     (trace,) = client.search_traces(locations=[runs["rl"].info.experiment_id], run_id=runs["rl"].info.run_id)
     assert [span.name for span in trace.data.spans] == ["episode", "turn 1", "read_file", "turn 2"]
-    assert record.ui_command == f"{mlflow_server.uri}/#/experiments/{trace.info.experiment_id}/runs/{record.run_id}"
+    assert record.ui_address == f"{mlflow_server.uri}/#/experiments/{trace.info.experiment_id}/runs/{record.run_id}"
 
 
 def test_a_server_that_is_killed_half_way_is_given_what_it_missed(
@@ -104,7 +104,7 @@ def test_nobody_listens(make_config: Config, run_dir: Path, dead_server: str) ->
     assert f"21 records did not reach {dead_server}" in record.report.sentence
     assert f"-m composer.tracking {run_dir}" in record.report.sentence
     assert len((run_dir / "metrics.jsonl").read_text().splitlines()) == 20
-    assert record.ui_command == dead_server
+    assert (record.ui_command, record.ui_address) == ("", dead_server)
 
 
 def test_the_command_that_was_printed_sends_what_is_missing(

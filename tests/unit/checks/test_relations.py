@@ -125,6 +125,7 @@ def test_a_mesh_is_a_plan_error() -> None:
             "3 layers do not divide into 2 pipeline stages",
         ),
         (["model.experts_per_token=16"], "hardly a sparse model"),
+        (["generator.dtype=bfloat16"], "is for float32: engines in bfloat16 are further apart"),
         (["+experiment=composer2"], "a file system that every machine sees"),
         (["+experiment=composer2", "algorithm.microbatch_tokens=524288"], "a trainer rank may need"),
     ],

@@ -30,8 +30,9 @@ class StandInPolicy:
         self.version += 1
         return {"loss": 0.0, "grad_norm": 1.0}
 
-    async def synchronise(self, version, probe):
+    async def synchronise(self, version, probes):
         assert version == self.version
+        assert 1 <= len(probes) <= 3 and all(len(ids) >= 2 for ids in probes)
         return {"mismatch/max": 0.0}
 
     async def save(self):

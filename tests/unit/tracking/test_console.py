@@ -92,7 +92,8 @@ def test_a_terminal_gets_a_bar_with_warnings_above(monkeypatch: pytest.MonkeyPat
 
 def test_the_closing_table_says_what_was_learnt() -> None:
     stream = io.StringIO()
-    Console(stream).closing_table(SUMMARY, ui_command=COMMAND, resume_command="composer resume=runs/1", note="note")
+    where = {"ui_command": COMMAND, "ui_address": "http://127.0.0.1:5000/#/experiments/1/runs/a"}
+    Console(stream).closing_table(SUMMARY, **where, resume_command="composer resume=runs/1", note="note")
     text = stream.getvalue()
     rows = [line.split() for line in text.splitlines()]
     assert ["average@8", "on", "unseen", "tasks", "0.41", "±", "0.041", "0.74", "+0.33"] in rows
@@ -101,7 +102,7 @@ def test_the_closing_table_says_what_was_learnt() -> None:
     assert ["generated", "tokens", "an", "episode", "33.2", "30", "-3.25"] in rows
     assert ["pretrain", "400", "steps,", "2m", "0s"] in rows
     assert ["peak", "memory", "5.1", "GiB"] in rows
-    assert COMMAND in text, "a command must stay in one piece"
+    assert all(text.count(piece) == 1 for piece in where.values()), "what is pasted must stay in one piece"
     assert "composer resume=runs/1" in text and text.endswith("note\n")
 
 
