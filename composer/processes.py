@@ -175,10 +175,10 @@ class Trainers:
         """Log-probabilities under the weights that RL started from."""
         return (await self._all(rank.reference_score.remote(sequences) for rank in self.ranks))[0]
 
-    async def synchronise(self, version: int, probes: Sequence[Sequence[int]]) -> dict[str, float]:
+    async def synchronise(self, version: int, probe: Sequence[int]) -> dict[str, float]:
         """Publish, load on every generator, verify."""
         assert self._sync is not None, "open_policy comes first"
-        published = (await self._all(rank.publish.remote(version, [list(p) for p in probes]) for rank in self.ranks))[0]
+        published = (await self._all(rank.publish.remote(version, list(probe)) for rank in self.ranks))[0]
         return published | await self._sync.load(version)
 
     async def save(self) -> None:
@@ -212,7 +212,7 @@ class WeightSync:
         return {
             "weight_sync/load_s": max(r.seconds for r in reports),
             "weight_sync/paused_s": max(r.paused_seconds for r in reports),
-            **{f"mismatch/{n}": max(getattr(r.mismatch, n) for r in reports) for n in ("k3", "p99", "max")},
+            **{f"mismatch/{n}": max(getattr(r.mismatch, n) for r in reports) for n in ("k3", "p90", "p99", "max")},
         }
 
 

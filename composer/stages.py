@@ -24,7 +24,7 @@ from composer.workers import wants_sessions
 if TYPE_CHECKING:
     from composer.plan import RunPlan
 
-FIRST_PROBES = [list(range(first, first + 64)) for first in (8, 72, 136)]
+FIRST_PROBE = list(range(8, 72))
 """Token ids on which the engines compare log-probabilities before the first episode; any ids do."""
 
 
@@ -188,7 +188,7 @@ async def rl_stage(run: Run, stage: Stage) -> dict[str, Any]:
     if version or state.groups:
         ledger.rollback(version)
         run.console.info(f"continuing after step {version} with {len(state.groups)} finished groups from the ledger")
-    await run.trainers.synchronise(version, [ids[: config.generator.max_model_len - 1] for ids in FIRST_PROBES])
+    await run.trainers.synchronise(version, FIRST_PROBE[: config.generator.max_model_len - 1])
     with (
         run.record.stage(stage.value) as record,
         run.console.stage(stage.value, total=algorithm.num_steps, unit="steps", done=version) as bar,

@@ -223,7 +223,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class Probe:
-    """A short sequence and the trainer's own log-probabilities of it; a few of them verify a loaded version.
+    """A short sequence and the trainer's own log-probabilities of it, by which a loaded version is verified.
 
     Example:
         >>> Probe(token_ids=[5, 9, 2], log_probs=[-1.5, -0.25]).log_probs[0]  # of token 9 after token 5
@@ -242,8 +242,9 @@ class Mismatch:
 
     k3: float
     """Mean of exp(d) - 1 - d with d = trainer - generator: Schulman's estimate of KL(generator || trainer), in nats."""
+    p90: float
+    """The difference |d| that 90 % of the tokens do not exceed (nearest rank)."""
     p99: float
-    """The difference |d| that 99 % of the tokens do not exceed (nearest rank)."""
     max: float
     """The largest |d|."""
 
@@ -257,10 +258,11 @@ class Mismatch:
         """
         differences = [t - g for g, t in zip(generator, trainer, strict=False)]
         if len(generator) != len(trainer) or not all(map(math.isfinite, differences)) or not differences:
-            return cls(math.nan, math.nan, math.nan)
+            return cls(math.nan, math.nan, math.nan, math.nan)
         sizes = sorted(map(abs, differences))
         k3 = sum(math.expm1(d) - d for d in differences) / len(differences)
-        return cls(k3, sizes[math.ceil(0.99 * len(sizes)) - 1], sizes[-1])
+        p90, p99 = (sizes[math.ceil(share * len(sizes) / 100) - 1] for share in (90, 99))
+        return cls(k3, p90, p99, sizes[-1])
 
 
 @dataclass(frozen=True)
@@ -273,7 +275,7 @@ class LoadReport:
     paused_seconds: float
     """How long no token was generated."""
     mismatch: Mismatch
-    """Generator against trainer on the first probe, after the load."""
+    """Generator against trainer on the probe, after the load."""
 
 
 @dataclass(frozen=True)

@@ -169,8 +169,8 @@ class TrainerRank:
         """Log-probabilities under the weights that RL started from."""
         return self._opened().reference_score(sequences)
 
-    def publish(self, version: int, probes: Sequence[Sequence[int]]) -> dict[str, float]:
-        """Publish the current weights as `version`, with log-probabilities of `probes` for the generators to match.
+    def publish(self, version: int, probe: Sequence[int]) -> dict[str, float]:
+        """Publish the current weights as `version`, with log-probabilities of `probe` for the generators to match.
 
         Raises:
             WeightSyncError: the version could not be written.
@@ -179,14 +179,12 @@ class TrainerRank:
         from composer.weight_sync.publish import publish
 
         policy = self._opened()
-        log_probs = policy.score(probes)
+        log_probs = policy.score(probe)
         if self._store is None:
             for _ in policy.weights():
                 pass
             return {}
-        report = publish(
-            self._store, version, policy.weights(), [Probe(list(p), s) for p, s in zip(probes, log_probs, strict=True)]
-        )
+        report = publish(self._store, version, policy.weights(), Probe(list(probe), log_probs))
         return {"weight_sync/publish_s": report.seconds, "weight_sync/bytes": float(report.bytes)}
 
     def save(self) -> None:

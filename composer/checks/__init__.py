@@ -77,7 +77,7 @@ def _warnings(config: Config) -> Iterator[str]:
         if Stage.rl in config.stages and g.dtype is not Dtype.float32 and tolerance < _LEAST_TOLERANCE:
             yield (
                 f"weight_sync.verify_tolerance={tolerance:g} is for float32: engines in {g.dtype.value} are further "
-                "apart under the same weights, and the first load would end the run; set 0.5"
+                "apart under the same weights, and the first load would end the run; set 0.2"
             )
     if p.accelerator is Accelerator.cuda and p.gpu_memory_bytes:
         memory = trainer_memory(model, p, largest_microbatch(config))

@@ -23,7 +23,8 @@ from composer.rl.samples import group_metrics, make_samples
 from composer.schema import AlgorithmConfig
 from composer.types import Group, Sample, Split, Trajectory
 
-NUM_PROBES, PROBE_TOKENS = 3, 256
+PROBE_TOKENS = 512
+"""Of the sequence on which both engines compare log-probabilities after each load."""
 _NO_ROOM = "its request fills the context; shorten it, or start a new run with a higher generator.max_model_len"
 _MOST_TOLD = 3
 """Warnings about groups that lost a few episodes; the ledger and the outcome metrics have them all."""
@@ -60,8 +61,8 @@ class Policy(Protocol):
         """Log-probabilities under the weights that RL started from."""
         ...
 
-    async def synchronise(self, version: int, probes: list[list[int]]) -> dict[str, float]:
-        """Publish the weights, load them on every generator, and compare log-probabilities on `probes`.
+    async def synchronise(self, version: int, probe: list[int]) -> dict[str, float]:
+        """Publish the weights, load them on every generator, and compare log-probabilities on `probe`.
 
         Raises:
             WeightSyncError: they could not be published, loaded or verified.
@@ -258,7 +259,7 @@ class Controller:
             metrics["reward/kl_k1"] = sum(kl.values()) / len(kl)
         self.version += 1
         self.ledger.step(self.version, [g.id for g in groups])
-        metrics |= await self.policy.synchronise(self.version, _probes(samples))
+        metrics |= await self.policy.synchronise(self.version, _probe(samples))
         metrics["time/synchronise_s"] = clock.lap()
         self._training = 0
         self._fill()
@@ -282,13 +283,12 @@ def _k1(trajectory: Trajectory, reference: Sequence[float]) -> float:
     return sum(sampled - ref for generated, sampled, ref in triples if generated)
 
 
-def _probes(samples: Sequence[Sample]) -> list[list[int]]:
-    """Sequences on which both engines compare log-probabilities: beginnings of samples that lie apart.
+def _probe(samples: Sequence[Sample]) -> list[int]:
+    """The sequence on which both engines compare log-probabilities: the beginning of the step's first sample.
 
-    Without their last token: the generator needs room for one more.
+    Without its last token: the generator needs room for one more.
     """
-    apart = max(1, len(samples) // NUM_PROBES)
-    return [s.token_ids[:-1][:PROBE_TOKENS] for s in samples[::apart][:NUM_PROBES]]
+    return samples[0].token_ids[:-1][:PROBE_TOKENS]
 
 
 class _Stopwatch:

@@ -112,8 +112,12 @@ class PolicyTrainer:
         self.version = self._trainer.step
         return metrics
 
+    def score(self, token_ids: Sequence[int]) -> list[float]:
+        """Log-probabilities of token_ids[1:], each given what stands before it, under the current weights."""
+        return self._score([token_ids])[0]
+
     def reference_score(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
-        """Like `score`, under the weights that RL started from.
+        """Like `score`, for many sequences, under the weights that RL started from.
 
         Raises:
             ValueError: no reference is kept (`algorithm.kl_coefficient` is 0).
@@ -122,7 +126,7 @@ class PolicyTrainer:
             raise ValueError("algorithm.kl_coefficient=0: no reference policy is kept; set it above 0")
         self._swap_reference()
         try:
-            return self.score(sequences)
+            return self._score(sequences)
         finally:
             self._swap_reference()
 
@@ -142,8 +146,7 @@ class PolicyTrainer:
         """Release threads and process groups."""
         self._trainer.close()
 
-    def score(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
-        """Log-probabilities of each sequence's tokens but the first, given those before, under the current weights."""
+    def _score(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
         multiple = self.sequence_multiple
         length = max(len(s) for s in sequences) - 1
         length = -(-length // multiple) * multiple

@@ -72,10 +72,10 @@ class Replica:
         return await self._started().score(token_ids)
 
     async def load_weights(
-        self, directory: str, policy_version: int, probes: Sequence[Probe], sync: WeightSyncConfig
+        self, directory: str, policy_version: int, probe: Probe, sync: WeightSyncConfig
     ) -> LoadReport:
         """See `Engine.load_weights`."""
-        return await self._started().load_weights(directory, policy_version, probes, sync)
+        return await self._started().load_weights(directory, policy_version, probe, sync)
 
     async def stats(self) -> EngineStats:
         """See `Engine.stats`."""
@@ -158,14 +158,14 @@ class GeneratorPool:
         return await self._call(self._least_loaded(), "score", self.request_timeout_s + GRACE_S, list(token_ids))
 
     async def load_weights(
-        self, directory: str, policy_version: int, probes: Sequence[Probe], sync: WeightSyncConfig
+        self, directory: str, policy_version: int, probe: Probe, sync: WeightSyncConfig
     ) -> list[LoadReport]:
         """Load and verify a version in all replicas at once; see `Engine.load_weights`.
 
         Raises:
             WeightSyncError: a replica could not, is dead, or did not answer. All have ended their attempt by then.
         """
-        calls = [self._call(name, "load_weights", sync.timeout_s + GRACE_S, directory, policy_version, probes, sync)
+        calls = [self._call(name, "load_weights", sync.timeout_s + GRACE_S, directory, policy_version, probe, sync)
                  for name in self._replicas]  # fmt: skip
         reports = await asyncio.gather(*calls, return_exceptions=True)
         for report in reports:

@@ -58,6 +58,7 @@ PLOTS = (
         "rl",
         (
             Curve("mismatch/k3", "k3 KL"),
+            Curve("mismatch/p90", "p90 |difference|"),
             Curve("mismatch/p99", "p99 |difference|"),
             Curve("mismatch/max", "max |difference|"),
         ),

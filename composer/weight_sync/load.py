@@ -36,7 +36,7 @@ async def load(
         WeightSyncError: there is no such version, or a replica could not load it.
     """
     manifest = store.manifest(version)
-    return await pool.load_weights(str(store.path(manifest.version)), manifest.version, manifest.probes, sync)
+    return await pool.load_weights(str(store.path(manifest.version)), manifest.version, manifest.probe, sync)
 
 
 class WeightLoader:

@@ -6,7 +6,7 @@ import errno
 import os
 import shutil
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -36,7 +36,7 @@ def publish(
     store: VersionStore,
     version: int,
     tensors: Iterable[tuple[str, torch.Tensor]],
-    probes: Sequence[Probe],
+    probe: Probe,
     max_shard_bytes: int = MAX_SHARD_BYTES,
 ) -> PublishReport:
     """Write a version and make it visible at once; then remove superseded ones.
@@ -46,7 +46,7 @@ def publish(
         version: the policy version, newer than all published ones.
         tensors: the whole model under Hugging Face names, each tensor in full, on any device. They are copied one file
             at a time, so they must stay unchanged until this returns.
-        probes: sequences and the trainer's log-probabilities of them *under these weights*.
+        probe: a sequence and the trainer's log-probabilities of it *under these weights*.
         max_shard_bytes: size of a file.
 
     Raises:
@@ -97,7 +97,7 @@ def publish(
         if shard:
             write()
         manifest = temporary / "manifest.json"
-        manifest.write_text(manifest_json(Manifest(version, infos, files, list(probes))))
+        manifest.write_text(manifest_json(Manifest(version, infos, files, probe)))
         _sync(manifest)
         _sync(temporary)
         temporary.rename(store.path(version))

@@ -3,7 +3,7 @@
     composer-<label>/             in /dev/shm, or on a file system that all machines see
         owner.json                who cleans up: process id, its start time, host and boot
         v00000012/                one version; appears by a rename, complete
-            manifest.json         tensors, checksums, probes
+            manifest.json         tensors, checksums, probe
             weights-00000.safetensors ...
 
 Newer versions supersede older ones: a reader takes the newest complete one and never waits for one that was skipped.
@@ -25,7 +25,7 @@ from pathlib import Path
 from composer.errors import WeightSyncError
 from composer.types import Probe
 
-FORMAT = 2
+FORMAT = 1
 """Of the manifest. A reader refuses any other."""
 PREFIX = "composer-"
 """Directories that `sweep` looks at."""
@@ -61,7 +61,7 @@ class Manifest:
     tensors: dict[str, TensorInfo]
     """By Hugging Face name."""
     files: dict[str, FileInfo]
-    probes: list[Probe]
+    probe: Probe
     format: int = FORMAT
 
 
@@ -89,7 +89,7 @@ def read_manifest(directory: Path) -> Manifest:
             version=raw["version"],
             tensors={name: TensorInfo(**t) for name, t in raw["tensors"].items()},
             files={name: FileInfo(**f) for name, f in raw["files"].items()},
-            probes=[Probe(**probe) for probe in raw["probes"]],
+            probe=Probe(**raw["probe"]),
         )
     except FileNotFoundError as e:
         raise WeightSyncError(f"manifest={str(path)!r}: no such version; it was superseded, load the newest one") from e

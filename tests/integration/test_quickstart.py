@@ -202,14 +202,14 @@ def check_metrics(run_dir: Path) -> None:
         "train/grad_norm",
         "train/worst_expert_load",
         "mismatch/max",
+        "mismatch/p90",
         "mismatch/p99",
         "mismatch/k3",
         "staleness/max",
         "throughput/tokens_per_s",
     ):
         assert sorted(logged(run_dir, "rl", name)) == list(range(1, NUM_STEPS + 1)), name
-    # Of one probe a step; two experts that are as likely for a token may part the engines on one, see `Engine._verify`.
-    assert sorted(logged(run_dir, "rl", "mismatch/max").values())[-2] < 1e-3
+    assert max(logged(run_dir, "rl", "mismatch/p90").values()) < 1e-4
     assert max(logged(run_dir, "rl", "staleness/max").values()) <= 1
     assert len(logged(run_dir, "pretrain", "loss/codebase")) >= 3
 

@@ -41,12 +41,13 @@ def test_mismatch_by_hand():
     m = Mismatch.of([-1.0, -2.0], [-1.5, -2.25])
     # d = -1/2, -1/4: mean of e^d - 1 - d
     assert m.k3 == pytest.approx((math.exp(-0.5) - 0.5 + math.exp(-0.25) - 0.75) / 2)
-    assert (m.p99, m.max) == (0.5, 0.5)
+    assert (m.p90, m.p99, m.max) == (0.5, 0.5, 0.5)
     many = Mismatch.of([0.0] * 200, [-i / 1000 for i in range(200)])
-    assert many.p99 == 0.197, "the 198th of 200"
+    assert (many.p90, many.p99) == (0.179, 0.197), "the 180th and the 198th of 200"
     assert many.max == 0.199
 
 
 @pytest.mark.parametrize("trainer", [[-1.0], [-1.0, math.nan], [-1.0, -math.inf], []])
 def test_a_mismatch_that_cannot_be_told_is_within_no_tolerance(trainer):
-    assert not Mismatch.of([-1.0, -2.0], trainer).max <= 1e9
+    m = Mismatch.of([-1.0, -2.0], trainer)
+    assert not m.p90 <= 1e9 and not m.max <= 1e9

@@ -59,7 +59,7 @@ def samples(trainer, advantages=(1.0, -1.0, 0.5, -0.5), shift=0.0):
     made = []
     for ids, advantage in zip(sequences(), advantages, strict=True):
         mask = [i >= 4 for i in range(len(ids))]
-        log_probs = [0.0, *(p + shift for p in trainer.score([ids])[0])]
+        log_probs = [0.0, *(p + shift for p in trainer.score(ids))]
         made.append(
             Sample(ids, mask, log_probs, [advantage if m else 0.0 for m in mask], group_id="g", policy_version=0)
         )
@@ -112,9 +112,9 @@ def test_loss_and_gradient_equal_transformers_however_the_batch_is_split(trainer
 
 def test_an_update_follows_the_advantages(trainer):
     made = samples(trainer)
-    before = [sum(scores[3:]) for scores in trainer.score([s.token_ids for s in made])]
+    before = [sum(trainer.score(s.token_ids)[3:]) for s in made]
     trainer.update(rows_of(made))
-    after = [sum(scores[3:]) for scores in trainer.score([s.token_ids for s in made])]
+    after = [sum(trainer.score(s.token_ids)[3:]) for s in made]
     gains = [a - b for a, b in zip(after, before, strict=True)]
     assert gains[0] > 0 > gains[1]
 
@@ -127,17 +127,17 @@ def test_the_reference_stays_where_rl_started_also_after_a_resume(tmp_path, toke
     model = dataclasses.replace(MODEL, checkpoint=str(tmp_path / "exported"))
     first = PolicyTrainer(model, ParallelConfig(), ALGORITHM, tmp_path / "rl", seed=1)
     ids = sequences()[0]
-    start = first.score([ids])[0]
+    start = first.score(ids)
     first.update(rows_of(samples(first)))
     first.save()
-    moved = first.score([ids])[0]
+    moved = first.score(ids)
     assert max(abs(a - b) for a, b in zip(start, moved, strict=True)) > 1e-3
     assert first.reference_score([ids])[0] == pytest.approx(start, abs=1e-6)
-    assert first.score([ids])[0] == pytest.approx(moved, abs=1e-6), "scoring the reference leaves the policy alone"
+    assert first.score(ids) == pytest.approx(moved, abs=1e-6), "scoring the reference leaves the policy alone"
     first.close()
 
     second = PolicyTrainer(model, ParallelConfig(), ALGORITHM, tmp_path / "rl", seed=1)
     assert second.version == 1
-    assert second.score([ids])[0] == pytest.approx(moved, abs=1e-6)
+    assert second.score(ids) == pytest.approx(moved, abs=1e-6)
     assert second.reference_score([ids])[0] == pytest.approx(start, abs=1e-6)
     second.close()

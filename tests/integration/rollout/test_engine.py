@@ -74,11 +74,11 @@ class Live:
 
         return self.run(all_of_them())
 
-    def publish(self, model: Path, probe_model: Path | None = None, drop: str = "") -> tuple[Path, int, list[Probe]]:
+    def publish(self, model: Path, probe_model: Path | None = None, drop: str = "") -> tuple[Path, int, Probe]:
         self.version = (self.store.latest() or 0) + 1
-        probes = [Probe(ids, log_probs(probe_model or model, ids)) for ids in (PROBE_IDS, PROBE_IDS[::-1])]
+        probe = Probe(PROBE_IDS, log_probs(probe_model or model, PROBE_IDS))
         tensors = [(n, t) for n, t in weights(model).items() if n != drop]
-        return publish(self.store, self.version, tensors, probes).directory, self.version, probes
+        return publish(self.store, self.version, tensors, probe).directory, self.version, probe
 
     def load(self, model: Path) -> LoadReport:
         return self.run(self.engine.load_weights(*self.publish(model), SYNC))
@@ -236,33 +236,33 @@ def test_a_swap_in_flight_ends_no_request_and_each_token_says_who_sampled_it(eng
 
 def test_a_damaged_or_incomplete_version_leaves_the_old_one_in_use(engine: Live, models: Models) -> None:
     version = engine.engine.policy_version
-    directory, number, probes = engine.publish(models.b)
+    directory, number, probe = engine.publish(models.b)
     path = directory / "weights-00000.safetensors"
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 4
     path.write_bytes(content)
     with pytest.raises(WeightSyncError, match="weights-00000.safetensors.*damaged"):
-        engine.run(engine.engine.load_weights(directory, number, probes, SYNC))
+        engine.run(engine.engine.load_weights(directory, number, probe, SYNC))
     name = "model.layers.1.mlp.experts.7.down_proj.weight"
-    directory, number, probes = engine.publish(models.b, drop=name)
+    directory, number, probe = engine.publish(models.b, drop=name)
     with pytest.raises(WeightSyncError, match=f"tensor='{name}'.*missing"):
-        engine.run(engine.engine.load_weights(directory, number, probes, SYNC))
+        engine.run(engine.engine.load_weights(directory, number, probe, SYNC))
     with pytest.raises(WeightSyncError, match="superseded"):
-        engine.run(engine.engine.load_weights(directory.parent / "v00009999", 9999, probes, SYNC))
+        engine.run(engine.engine.load_weights(directory.parent / "v00009999", 9999, probe, SYNC))
     assert engine.engine.alive and engine.engine.policy_version == version
     assert difference(engine.run(engine.engine.score(PROBE_IDS)), log_probs(models.a, PROBE_IDS)) < EXACT
 
 
-def test_one_probe_that_agrees_is_enough(engine: Live, models: Models) -> None:
-    """Two experts that are as likely for a token let a sequence differ although all weights are in place."""
-    directory, number, (first, second) = engine.publish(models.b)
-    apart = Probe(first.token_ids, [p - 0.05 * (i == 9) for i, p in enumerate(first.log_probs)])
-    report = engine.run(engine.engine.load_weights(directory, number, [apart, second], SYNC))
-    assert report.mismatch.max == pytest.approx(0.05, abs=EXACT), "the first probe is what is reported"
+def test_a_token_that_took_another_expert_does_not_end_the_engine(engine: Live, models: Models) -> None:
+    """Where two experts are as likely, trainer and generator may part on a token although all weights are in place."""
+    directory, number, probe = engine.publish(models.b)
+    parted = Probe(probe.token_ids, [p - 0.05 * (i == 4) for i, p in enumerate(probe.log_probs)])
+    report = engine.run(engine.engine.load_weights(directory, number, parted, SYNC))
+    assert report.mismatch.max == pytest.approx(0.05, abs=EXACT) and report.mismatch.p90 < EXACT
     assert engine.engine.policy_version == number
 
 
-def test_probes_that_disagree_end_the_engine_and_lets_no_token_out(fresh_b: Live, models: Models) -> None:
+def test_a_probe_that_disagrees_ends_the_engine_and_lets_no_token_out(fresh_b: Live, models: Models) -> None:
     """The files are whole, but they are not the policy that the trainer measured."""
 
     async def mismatch() -> list[Generation | BaseException]:

@@ -84,7 +84,7 @@ def test_errors_keep_their_type_and_name_the_replica(actors: Callable[..., Any])
     with pytest.raises(GeneratorError, match="replica='g0': the context is wrong"):
         asyncio.run(pool.generate([666], episode_id="a", max_tokens=1))
     with pytest.raises(WeightSyncError, match="replica='g0': the file is damaged"):
-        asyncio.run(pool.load_weights("/nowhere", 1, [Probe([1, 2], [0.0])], WeightSyncConfig()))
+        asyncio.run(pool.load_weights("/nowhere", 1, Probe([1, 2], [0.0]), WeightSyncConfig()))
 
 
 def test_a_replica_that_hangs_is_named(actors: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,7 +102,7 @@ def test_a_dead_replica_is_named_and_then_avoided(actors: Callable[..., Any]) ->
     assert isinstance(answer, GeneratorError) and f"replica='{victim}': its process is dead" in str(answer)
     assert all(name != victim for name, _ in ask(pool, "a", "b", "c"))
     with pytest.raises(WeightSyncError, match=f"version=1: replica='{victim}'"):  # a version counts when all have it
-        asyncio.run(pool.load_weights("/nowhere", 1, [Probe([1, 2], [0.0])], WeightSyncConfig()))
+        asyncio.run(pool.load_weights("/nowhere", 1, Probe([1, 2], [0.0]), WeightSyncConfig()))
 
 
 def test_no_replica_is_refused() -> None:
@@ -123,7 +123,7 @@ def test_a_real_replica_loads_the_newest_version_and_dies_with_its_actor(tmp_pat
         first = await pool.generate(context, episode_id="e", max_tokens=8, temperature=0.0)
         assert first.policy_versions == [0] * 8
         for version, model in ((1, a), (2, b)):  # version 1 is superseded before anybody loads it
-            publish(store, version, weights(model).items(), [Probe(context, log_probs(model, context))])
+            publish(store, version, weights(model).items(), Probe(context, log_probs(model, context)))
         (report,) = await load(pool, store, WeightSyncConfig(verify_tolerance=1e-4))
         assert report.policy_version == 2
         second = await pool.generate(context, episode_id="e", max_tokens=8, temperature=0.0)

@@ -15,7 +15,7 @@ from composer.weight_sync.load import WeightLoader, check_names
 from composer.weight_sync.publish import publish
 from composer.weight_sync.store import VersionStore
 
-PROBES = [Probe(token_ids=[1, 2], log_probs=[-0.5])]
+PROBE = Probe(token_ids=[1, 2], log_probs=[-0.5])
 CHECKPOINT = {"embed": torch.zeros(4, 2), "experts.0": torch.zeros(2, 2), "experts.1": torch.zeros(2, 2)}
 
 
@@ -41,7 +41,7 @@ def worker(checkpoint: Path) -> WeightLoader:
 
 
 def test_the_checkpoints_tensors_pass(store: VersionStore, worker: WeightLoader) -> None:
-    publish(store, 1, CHECKPOINT.items(), PROBES)
+    publish(store, 1, CHECKPOINT.items(), PROBE)
     assert worker.composer_stage(str(store.path(1)), 1) == ""
 
 
@@ -55,13 +55,13 @@ def test_the_checkpoints_tensors_pass(store: VersionStore, worker: WeightLoader)
 )
 def test_other_tensors_are_refused(store: VersionStore, checkpoint: Path, change: dict, message: str) -> None:
     tensors = {n: t for n, t in (CHECKPOINT | change).items() if t is not None}
-    publish(store, 1, tensors.items(), PROBES)
+    publish(store, 1, tensors.items(), PROBE)
     with pytest.raises(WeightSyncError, match=message):
         check_names(store.manifest(), checkpoint)
 
 
 def test_only_a_tied_output_layer_may_be_named_or_not(store: VersionStore, checkpoint: Path) -> None:
-    publish(store, 1, (CHECKPOINT | {"lm_head.weight": torch.zeros(4, 2)}).items(), PROBES)
+    publish(store, 1, (CHECKPOINT | {"lm_head.weight": torch.zeros(4, 2)}).items(), PROBE)
     with pytest.raises(WeightSyncError, match="tensor='lm_head.weight'"):
         check_names(store.manifest(), checkpoint)
     (checkpoint / "config.json").write_text('{"tie_word_embeddings": true}')
@@ -69,7 +69,7 @@ def test_only_a_tied_output_layer_may_be_named_or_not(store: VersionStore, check
 
 
 def test_a_flipped_bit_is_found(store: VersionStore, worker: WeightLoader) -> None:
-    report = publish(store, 1, CHECKPOINT.items(), PROBES)
+    report = publish(store, 1, CHECKPOINT.items(), PROBE)
     path = report.directory / "weights-00000.safetensors"
     content = bytearray(path.read_bytes())
     content[-3] ^= 1
@@ -79,7 +79,7 @@ def test_a_flipped_bit_is_found(store: VersionStore, worker: WeightLoader) -> No
 
 
 def test_a_truncated_or_missing_file_is_found(store: VersionStore, worker: WeightLoader) -> None:
-    report = publish(store, 1, CHECKPOINT.items(), PROBES)
+    report = publish(store, 1, CHECKPOINT.items(), PROBE)
     path = report.directory / "weights-00000.safetensors"
     path.write_bytes(path.read_bytes()[:-8])
     assert "cannot be read" in worker.composer_stage(str(report.directory), 1)
@@ -88,12 +88,12 @@ def test_a_truncated_or_missing_file_is_found(store: VersionStore, worker: Weigh
 
 
 def test_another_version_or_none_is_found(store: VersionStore, worker: WeightLoader) -> None:
-    report = publish(store, 1, CHECKPOINT.items(), PROBES)
+    report = publish(store, 1, CHECKPOINT.items(), PROBE)
     assert "it holds version 1, not 2" in worker.composer_stage(str(report.directory), 2)
     assert "superseded" in worker.composer_stage(str(store.path(2)), 2)
 
 
 def test_a_model_that_refuses_says_so(store: VersionStore, worker: WeightLoader) -> None:
-    publish(store, 1, CHECKPOINT.items(), PROBES)
+    publish(store, 1, CHECKPOINT.items(), PROBE)
     assert worker.composer_stage(str(store.path(1)), 1) == ""
     assert "did not take the weights" in worker.composer_swap()  # this worker has no model

@@ -16,7 +16,7 @@ from composer.types import Probe
 from composer.weight_sync.publish import publish
 from composer.weight_sync.store import VersionStore
 
-PROBES = [Probe(token_ids=[1, 2], log_probs=[-0.5])]
+PROBE = Probe(token_ids=[1, 2], log_probs=[-0.5])
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def test_tensors_arrive_bit_for_bit_with_checksums(store: VersionStore) -> None:
     tensors = {f"experts.{i}": stacked[i] for i in range(3)}  # views of one memory, as a trainer's experts are
     tensors["turned"] = torch.randn(4, 2).t()
     tensors["half"] = torch.randn(7, dtype=torch.bfloat16)
-    report = publish(store, 1, tensors.items(), PROBES)
+    report = publish(store, 1, tensors.items(), PROBE)
 
     manifest = store.manifest()
     assert list(manifest.tensors) == list(tensors)
@@ -45,27 +45,27 @@ def test_tensors_arrive_bit_for_bit_with_checksums(store: VersionStore) -> None:
 
 def test_files_are_split_at_their_limit(store: VersionStore) -> None:
     tensors = [(f"t{i}", torch.zeros(100)) for i in range(5)]  # 400 bytes each
-    publish(store, 1, tensors, PROBES, max_shard_bytes=900)
+    publish(store, 1, tensors, PROBE, max_shard_bytes=900)
     files = [info.file for info in store.manifest().tensors.values()]
     assert files == [f"weights-0000{i}.safetensors" for i in (0, 0, 1, 1, 2)]
 
 
 def test_versions_grow(store: VersionStore) -> None:
-    publish(store, 5, [("a", torch.zeros(1))], PROBES)
+    publish(store, 5, [("a", torch.zeros(1))], PROBE)
     with pytest.raises(WeightSyncError, match="version=5: version 5 is published already"):
-        publish(store, 5, [("a", torch.zeros(1))], PROBES)
+        publish(store, 5, [("a", torch.zeros(1))], PROBE)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_weights_that_are_not_finite_are_refused(store: VersionStore, value: float) -> None:
     with pytest.raises(WeightSyncError, match="tensor='b'.*not finite"):
-        publish(store, 1, [("a", torch.zeros(2)), ("b", torch.tensor([0.0, value]))], PROBES)
+        publish(store, 1, [("a", torch.zeros(2)), ("b", torch.tensor([0.0, value]))], PROBE)
     assert [p.name for p in store.directory.iterdir()] == ["owner.json"]
 
 
 def test_a_tensor_given_twice_is_refused(store: VersionStore) -> None:
     with pytest.raises(WeightSyncError, match="tensor='a'.*twice"):
-        publish(store, 1, [("a", torch.zeros(2)), ("a", torch.zeros(2))], PROBES)
+        publish(store, 1, [("a", torch.zeros(2)), ("a", torch.zeros(2))], PROBE)
 
 
 def test_an_error_of_the_trainer_leaves_nothing_half_written(store: VersionStore) -> None:
@@ -74,7 +74,7 @@ def test_an_error_of_the_trainer_leaves_nothing_half_written(store: VersionStore
         raise RuntimeError("a rank died")
 
     with pytest.raises(WeightSyncError, match="a rank died"):
-        publish(store, 1, tensors(), PROBES)
+        publish(store, 1, tensors(), PROBE)
     assert [p.name for p in store.directory.iterdir()] == ["owner.json"]
 
 
@@ -85,11 +85,11 @@ def test_a_full_device_is_named_and_nothing_is_lost(tmp_path: Path) -> None:
         pytest.skip("this user may not mount a file system")
     try:
         store = VersionStore.create(small / "s")
-        publish(store, 1, [("a", torch.zeros(1000))], PROBES)
+        publish(store, 1, [("a", torch.zeros(1000))], PROBE)
         with pytest.raises(WeightSyncError, match="weight_sync.directory=.*it is full"):
-            publish(store, 2, [("a", torch.zeros(10**6))], PROBES)
+            publish(store, 2, [("a", torch.zeros(10**6))], PROBE)
         assert store.versions() == [1]
-        publish(store, 3, [("a", torch.ones(1000))], PROBES)
+        publish(store, 3, [("a", torch.ones(1000))], PROBE)
         assert store.latest() == 3
     finally:
         subprocess.run(["umount", str(small)], check=True)

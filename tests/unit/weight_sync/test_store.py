@@ -17,7 +17,7 @@ from composer.types import Probe
 from composer.weight_sync.publish import publish
 from composer.weight_sync.store import EMPTY_GRACE_S, VersionStore, default_directory, sweep
 
-PROBES = [Probe([1, 2, 3], [-0.5, -0.25]), Probe([3, 2], [-1.5])]
+PROBE = Probe(token_ids=[1, 2, 3], log_probs=[-0.5, -0.25])
 
 
 def weights(value: float) -> list[tuple[str, torch.Tensor]]:
@@ -30,7 +30,7 @@ def test_a_new_store_is_empty_and_the_newest_version_supersedes(tmp_path: Path) 
     with pytest.raises(WeightSyncError, match="nothing was published yet"):
         store.manifest()
     for version in (3, 7, 12):  # versions may be skipped
-        publish(store, version, weights(version), PROBES)
+        publish(store, version, weights(version), PROBE)
     assert store.versions() == [7, 12]
     assert store.manifest().version == store.latest() == 12
     with pytest.raises(WeightSyncError, match=r"version=3: it is not among the published \[7, 12\]"):
@@ -40,8 +40,8 @@ def test_a_new_store_is_empty_and_the_newest_version_supersedes(tmp_path: Path) 
 def test_another_process_opens_what_one_created(tmp_path: Path) -> None:
     with pytest.raises(WeightSyncError, match="no store there"):
         VersionStore.open(tmp_path / "s")
-    publish(VersionStore.create(tmp_path / "s"), 1, weights(1), PROBES)
-    assert VersionStore.open(tmp_path / "s").manifest().probes == PROBES
+    publish(VersionStore.create(tmp_path / "s"), 1, weights(1), PROBE)
+    assert VersionStore.open(tmp_path / "s").manifest().probe == PROBE
 
 
 def test_a_version_half_written_is_not_seen(tmp_path: Path) -> None:
@@ -53,21 +53,21 @@ def test_a_version_half_written_is_not_seen(tmp_path: Path) -> None:
 
 def test_damaged_manifests_are_named(tmp_path: Path) -> None:
     store = VersionStore.create(tmp_path / "s")
-    publish(store, 1, weights(1), PROBES)
+    publish(store, 1, weights(1), PROBE)
     path = store.path(1) / "manifest.json"
     good = json.loads(path.read_text())
     path.write_text("{")
     with pytest.raises(WeightSyncError, match="manifest.json.*damaged"):
         store.manifest()
-    path.write_text(json.dumps(good | {"format": 99}))
-    with pytest.raises(WeightSyncError, match="format 99"):
+    path.write_text(json.dumps(good | {"format": 2}))
+    with pytest.raises(WeightSyncError, match="format 2"):
         store.manifest()
 
 
 def test_a_directory_in_use_is_refused_and_a_dead_owners_is_replaced(tmp_path: Path) -> None:
     directory = tmp_path / "composer-x"
     owner = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    publish(VersionStore.create(directory, owner_pid=owner.pid), 4, weights(4), PROBES)
+    publish(VersionStore.create(directory, owner_pid=owner.pid), 4, weights(4), PROBE)
     with pytest.raises(WeightSyncError, match=f"process {owner.pid}"):
         VersionStore.create(directory)
     assert sweep(tmp_path) == 0
