@@ -1,8 +1,9 @@
 """What launchers share: the mark by which a run's processes are known, and the sweep that ends those of dead runs.
 
-Every process of a run inherits the environment variable `COMPOSER_OWNER` = `<label>:<pid>:<start time>` of its
-driver. A driver that is killed cannot clean up; the next start reads the mark of every process and ends those whose
-driver is gone. The start time tells a driver from a later process that got the same pid.
+Every process of a run inherits the environment variable `COMPOSER_OWNER` = `<label>:<pid>:<start time>:<namespace>` of
+its driver. A driver that is killed cannot clean up; the next start reads the mark of every process and ends those whose
+driver is gone. The start time tells a driver from a later process that got the same pid, the namespace from one in a
+container, whose numbers mean nothing outside.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
+
+from composer.identity import pid_namespace, start_time
 
 OWNER_VARIABLE = "COMPOSER_OWNER"
 KILL_DEADLINE_S = 5.0
@@ -26,31 +29,33 @@ class Owner:
     label: str
     pid: int
     start_time: int
-    """Clock ticks after boot, field 22 of /proc/<pid>/stat."""
+    """Clock ticks after boot."""
+    namespace: int
+    """In which `pid` holds."""
 
     @classmethod
     def current(cls, label: str) -> Owner:
         """This process as the driver of run `label` (letters, digits, `-`, `_`, `.`)."""
-        return cls(label, os.getpid(), _start_time(os.getpid()) or 0)
+        return cls(label, os.getpid(), start_time(os.getpid()) or 0, pid_namespace())
 
     @classmethod
     def parse(cls, mark: str) -> Owner | None:
         """The inverse of `mark`; None for anything else."""
         label, _, rest = mark.partition(":")
-        pid, _, start_time = rest.partition(":")
-        if not (label and pid.isdigit() and start_time.isdigit()):
+        numbers = rest.split(":")
+        if not label or len(numbers) != 3 or not all(n.isdecimal() for n in numbers):
             return None
-        return cls(label, int(pid), int(start_time))
+        return cls(label, *map(int, numbers))
 
     @property
     def mark(self) -> str:
         """What stands in the environment of every process of the run."""
-        return f"{self.label}:{self.pid}:{self.start_time}"
+        return f"{self.label}:{self.pid}:{self.start_time}:{self.namespace}"
 
     @property
     def alive(self) -> bool:
-        """Whether that driver still runs."""
-        return _start_time(self.pid) == self.start_time
+        """Whether that driver still runs; true of one in another container, since nobody can tell from here."""
+        return self.namespace != pid_namespace() or start_time(self.pid) == self.start_time
 
 
 def sweep_processes(label: str | None = None) -> int:
@@ -64,7 +69,8 @@ def sweep_processes(label: str | None = None) -> int:
         owner = _owner_of(process.pid)
         if owner is None or process.pid in (os.getpid(), owner.pid):
             continue
-        if (owner.label == label) if label is not None else not owner.alive:
+        ours = owner.label == label and owner.namespace == pid_namespace()
+        if ours if label is not None else not owner.alive:
             doomed.append(process)
     return _kill(doomed)
 
@@ -119,13 +125,3 @@ def _owner_of(pid: int) -> Owner | None:
         if entry.startswith(prefix):
             return Owner.parse(entry[len(prefix) :].decode("utf-8", "replace"))
     return None
-
-
-def _start_time(pid: int) -> int | None:
-    """Field 22 of /proc/<pid>/stat; None if there is no such process or only its zombie is left."""
-    try:
-        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as f:  # noqa: PTH123
-            fields = f.read().rpartition(")")[2].split()
-    except OSError:
-        return None
-    return None if fields[0] in "ZX" else int(fields[19])

@@ -14,7 +14,7 @@ from composer.contract import Finding
 from composer.errors import LauncherError
 from launchers.base import OWNER_VARIABLE, Owner, sweep_processes, sweep_users_of
 
-FOLDER_PREFIX = "composer-ray-"
+FOLDER_PREFIX, OWNER_FILE = "composer-ray-", "composer-owner"
 LEAST_OBJECT_STORE_BYTES = 80 * 2**20
 """Ray takes no less."""
 
@@ -62,10 +62,11 @@ class LocalLauncher:
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
         import ray
 
-        # Ray's socket paths must stay below 108 characters, so the folder cannot be in the run directory. The owner's
-        # mark is in its name, for the sweep.
+        # Ray's socket paths must stay below 108 characters, so the folder cannot be in the run directory.
         self._folder = Path(tempfile.gettempdir()) / f"{FOLDER_PREFIX}{self.owner.pid}-{self.owner.start_time}"
         try:
+            self._folder.mkdir()
+            (self._folder / OWNER_FILE).write_text(self.owner.mark)
             context = ray.init(
                 num_cpus=int(self.resources.get("CPU", 1)),
                 num_gpus=int(self.resources.get("GPU", 0)),
@@ -117,7 +118,10 @@ class LocalLauncher:
         """End processes of runs whose driver was killed, and remove their folders."""
         removed = sweep_processes()
         for folder in Path(tempfile.gettempdir()).glob(f"{FOLDER_PREFIX}*"):
-            owner = Owner.parse(f"x:{folder.name.removeprefix(FOLDER_PREFIX).replace('-', ':')}")
+            try:
+                owner = Owner.parse((folder / OWNER_FILE).read_text())
+            except OSError:  # another user's, or removed meanwhile
+                continue
             if owner is not None and not owner.alive:
                 removed += 1 + sweep_users_of(folder)
                 shutil.rmtree(folder, ignore_errors=True)

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from composer.errors import GeneratorError, WeightSyncError
+from composer.identity import pid_namespace
 from composer.rollout import vllm_internals
 from composer.rollout.engine_args import engine_arguments, engine_environment
 from composer.schema import Accelerator, GeneratorConfig, WeightSyncConfig
@@ -82,7 +83,9 @@ class Engine:
         """
         arguments = engine_arguments(Path(model_dir), config, accelerator, seed, machines)
         sweep()
-        sockets = tempfile.TemporaryDirectory(prefix=f"{SOCKETS_PREFIX}{os.getpid()}-", ignore_cleanup_errors=True)
+        sockets = tempfile.TemporaryDirectory(
+            prefix=f"{SOCKETS_PREFIX}{pid_namespace():x}-{os.getpid()}-", ignore_cleanup_errors=True
+        )
         os.environ.update(engine_environment(config, accelerator, threads, sockets.name))
         before, given_up = set(vllm_internals.engine_cores()), threading.Event()
         view = vllm_internals.SchedulerView()
@@ -324,8 +327,9 @@ def _temporary_files_in(folder: str) -> Iterator[None]:
 def sweep() -> int:
     """Remove the socket folders of engines that were killed together with their owner; returns how many."""
     removed = 0
-    for folder in Path(tempfile.gettempdir()).glob(f"{SOCKETS_PREFIX}*"):
-        owner = folder.name.removeprefix(SOCKETS_PREFIX).partition("-")[0]
+    ours = f"{SOCKETS_PREFIX}{pid_namespace():x}-"  # not those of another container that shares this folder
+    for folder in Path(tempfile.gettempdir()).glob(f"{ours}*"):
+        owner = folder.name.removeprefix(ours).partition("-")[0]
         if owner.isdigit() and not Path(f"/proc/{owner}").exists():
             shutil.rmtree(folder, ignore_errors=True)
             removed += 1

@@ -23,6 +23,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from composer.errors import WeightSyncError
+from composer.identity import pid_namespace, start_time
 from composer.types import Probe
 
 FORMAT = 1
@@ -248,7 +249,7 @@ def manifest_json(manifest: Manifest) -> str:
 def _owner(directory: Path) -> dict | None:
     with contextlib.suppress(OSError, ValueError):
         owner = json.loads((directory / "owner.json").read_text())
-        if isinstance(owner, dict) and {"pid", "start", "host", "boot"} <= owner.keys():
+        if isinstance(owner, dict) and {"pid", "start", "namespace", "host", "boot"} <= owner.keys():
             return owner
     return None
 
@@ -257,21 +258,15 @@ def _identity(pid: int) -> dict:
     """A process for ever: its id may be used again, together with its start time it is not."""
     return {
         "pid": pid,
-        "start": _start_time(pid),
+        "start": start_time(pid),
+        "namespace": pid_namespace(),
         "host": socket.gethostname(),
         "boot": Path("/proc/sys/kernel/random/boot_id").read_text().strip(),
     }
 
 
-def _start_time(pid: int) -> int | None:
-    """Clock ticks since boot at which a process started; None if there is none (proc(5), field 22)."""
-    with contextlib.suppress(OSError):
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
-    return None
-
-
 def _is_alive(owner: dict) -> bool:
     here = _identity(owner["pid"])
-    if owner["host"] != here["host"]:
-        return True  # nobody can tell from here
+    if (owner["host"], owner["namespace"]) != (here["host"], here["namespace"]):
+        return True  # on another machine or in another container: nobody can tell from here
     return owner["boot"] == here["boot"] and owner["start"] is not None and owner["start"] == here["start"]

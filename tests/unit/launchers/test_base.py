@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -21,22 +22,22 @@ def start(mark):
 
 def dead_owner(label):
     process = subprocess.Popen(["true"])
-    start_time = Owner.current(label).start_time
+    here = Owner.current(label)
     process.wait()
-    return Owner(label, process.pid, start_time + 1)
+    return replace(here, pid=process.pid, start_time=here.start_time + 1)
 
 
 def test_a_mark_can_be_read_back_and_nothing_else_can():
     owner = Owner.current("run-1")
     assert Owner.parse(owner.mark) == owner
     assert owner.alive
-    for wrong in ("", "run-1", "run-1:12", "run-1:x:1", ":1:2"):
+    for wrong in ("", "run-1", "run-1:12", "run-1:12:1", "run-1:x:1:1", ":1:2:3", "run-1:1:2:3:4"):
         assert Owner.parse(wrong) is None
 
 
 def test_a_later_process_with_the_same_pid_is_not_the_owner():
     owner = Owner.current("run-1")
-    assert not Owner("run-1", owner.pid, owner.start_time - 1).alive
+    assert not replace(owner, start_time=owner.start_time - 1).alive
 
 
 def test_the_sweep_ends_orphans_and_leaves_live_runs_alone():
@@ -52,6 +53,19 @@ def test_the_sweep_ends_orphans_and_leaves_live_runs_alone():
         for process in (orphan, live):
             process.kill()
             process.wait()
+
+
+def test_a_run_in_another_container_is_left_alone():
+    """Its driver's number means nothing here, where its processes are seen all the same."""
+    dead = dead_owner("sweep-test-container")
+    elsewhere = start(replace(dead, namespace=dead.namespace + 1).mark)
+    try:
+        sweep_processes()
+        assert sweep_processes("sweep-test-container") == 0
+        assert psutil.pid_exists(elsewhere.pid)
+    finally:
+        elsewhere.kill()
+        elsewhere.wait()
 
 
 def test_a_process_that_lost_its_mark_is_found_by_its_open_files(tmp_path):

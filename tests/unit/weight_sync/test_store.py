@@ -94,6 +94,8 @@ def test_sweep_removes_what_dead_owners_left_and_nothing_else(tmp_path: Path) ->
     VersionStore.create(tmp_path / "composer-live")
     elsewhere = VersionStore.create(tmp_path / "composer-elsewhere", owner_pid=owner.pid).directory / "owner.json"
     elsewhere.write_text(json.dumps(json.loads(elsewhere.read_text()) | {"host": "another-machine"}))
+    inside = VersionStore.create(tmp_path / "composer-container", owner_pid=owner.pid).directory / "owner.json"
+    inside.write_text(json.dumps(json.loads(inside.read_text()) | {"namespace": 1}))
     reused = VersionStore.create(tmp_path / "composer-reused").directory / "owner.json"
     reused.write_text(json.dumps(json.loads(reused.read_text()) | {"start": 1}))  # this id, another process
     (tmp_path / "composer-foreign").mkdir()
@@ -105,7 +107,13 @@ def test_sweep_removes_what_dead_owners_left_and_nothing_else(tmp_path: Path) ->
 
     assert sweep(tmp_path) == 3
     left = sorted(p.name for p in tmp_path.iterdir())
-    assert left == ["composer-elsewhere", "composer-foreign", "composer-live", "composer-starting"]
+    assert left == [
+        "composer-container",
+        "composer-elsewhere",
+        "composer-foreign",
+        "composer-live",
+        "composer-starting",
+    ]
     assert sweep(tmp_path) == 0
 
 
