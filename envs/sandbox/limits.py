@@ -189,6 +189,12 @@ class ControlGroup:
         return all([_remove(folder) for folder in self.folders])
 
 
+def _make(folder: Path) -> None:
+    """Make a group's directory; the supervisor, which is not root, lists the processes in it whatever our umask is."""
+    folder.mkdir()
+    folder.chmod(0o755)
+
+
 def _remove(folder: Path) -> bool:
     try:
         folder.rmdir()
@@ -234,7 +240,7 @@ class ControlGroups:
         """
         try:
             for folder in self.folders:
-                folder.mkdir()
+                _make(folder)
             if self._version == 2:
                 (self.folders[0] / "cgroup.subtree_control").write_text("+memory +pids")
         except OSError as e:
@@ -249,7 +255,7 @@ class ControlGroups:
         group = ControlGroup([folder / name for folder in self.folders], self._version)
         try:
             for folder in group.folders:
-                folder.mkdir()
+                _make(folder)
             group.limit(memory_bytes, num_processes)
         except OSError as e:
             group.remove()

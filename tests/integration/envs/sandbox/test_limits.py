@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import errno
+import subprocess
+import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -125,3 +128,25 @@ def test_files_that_do_not_fit_stop_the_start(backend: BubblewrapBackend, run: C
         run(backend.start({"big": b"x" * 4 * MIB}, SandboxLimits(disk_bytes=MIB)))
     with pytest.raises(SandboxStartError, match="'/usr/x'"):
         run(backend.start({"/usr/x": b"x"}, SandboxLimits()))
+
+
+def test_the_owners_umask_does_not_matter() -> None:
+    code = """
+import asyncio, os
+from composer.contract import SandboxLimits
+from envs.sandbox.bubblewrap import BubblewrapBackend
+
+async def main():
+    backend = BubblewrapBackend("umask")
+    try:
+        sandbox = await backend.start({"a/b": b"x"}, SandboxLimits())
+        return (await sandbox.shell("cat a/b; python3 -m pytest --version; touch /tmp/c")).output
+    finally:
+        await backend.close()
+
+os.umask(0o077)
+print(asyncio.run(main()))
+"""
+    repository = Path(__file__).parents[4]
+    done = subprocess.run([sys.executable, "-c", code], cwd=repository, capture_output=True, text=True, timeout=60)
+    assert done.stdout.startswith("b'xpytest "), done.stderr
