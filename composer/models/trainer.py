@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torchtitan.components.loss import IGNORE_INDEX, ChunkedLossWrapper, compute_logprobs
 from torchtitan.distributed import utils as dist_utils
@@ -87,6 +88,18 @@ class TitanTrainer(Trainer):
             return 0, 1
         mesh = self.parallel_dims.get_mesh("batch")
         return mesh.get_local_rank(), mesh.size()
+
+    def shards(self) -> list[torch.nn.Parameter]:
+        """This rank's shards of all weights.
+
+        A forward pass leaves the outermost layer of FSDP gathered, with plain tensors in place of its shards; this
+        undoes it.
+        """
+        for part in self.model_parts:
+            for module in part.modules():
+                if isinstance(module, FSDPModule):
+                    module.reshard()
+        return [parameter for part in self.model_parts for parameter in part.parameters()]
 
     def track(self, name: str, stateful: Any) -> None:
         """Save and restore `stateful` (JSON-ready `state_dict`, the same on every rank) with checkpoints.

@@ -172,14 +172,13 @@ class PolicyTrainer:
             trainer.load()
         finally:
             trainer.checkpointer.folder = newest
-        self._reference = [p.detach().clone() for part in trainer.model_parts for p in part.parameters()]
+        self._reference = [shard.detach().clone() for shard in trainer.shards()]
 
     @torch.no_grad()
     def _swap_reference(self) -> None:
-        parameters = [p for part in self._trainer.model_parts for p in part.parameters()]
-        for parameter, kept in zip(parameters, self._reference or [], strict=True):
-            now = parameter.detach().clone()
-            parameter.copy_(kept)
+        for shard, kept in zip(self._trainer.shards(), self._reference or [], strict=True):
+            now = shard.detach().clone()
+            shard.copy_(kept)
             kept.copy_(now)
 
 

@@ -12,6 +12,7 @@ from composer.rl.packing import pack
 from composer.rl.trainer import PolicyTrainer
 from composer.schema import AlgorithmConfig, Family, ModelConfig, ParallelConfig
 from composer.types import Sample
+from tests.integration.models.ranks import run_ranks
 
 pytestmark = pytest.mark.usefixtures("one_process")
 
@@ -141,3 +142,19 @@ def test_the_reference_stays_where_rl_started_also_after_a_resume(tmp_path, toke
     assert second.score(ids) == pytest.approx(moved, abs=1e-6)
     assert second.reference_score([ids])[0] == pytest.approx(start, abs=1e-6)
     second.close()
+
+
+@pytest.mark.parametrize("parallel", [ParallelConfig(data_parallel_shard=2), ParallelConfig(tensor_parallel=2)])
+def test_two_ranks_keep_the_same_reference(tmp_path: Path, parallel: ParallelConfig) -> None:
+    def scores() -> list[list[float]]:
+        trainer = PolicyTrainer(MODEL, parallel, ALGORITHM, tmp_path / "rl", seed=1)
+        ids = sequences()[0]
+        start = trainer.score(ids)
+        trainer.update(rows_of([Sample(ids, [True] * len(ids), [-1.0] * len(ids), [1.0] * len(ids), "g", 0)]))
+        found = [start, trainer.reference_score([ids])[0], trainer.score(ids), trainer.reference_score([ids])[0]]
+        trainer.close()
+        return found
+
+    for start, reference, moved, again in run_ranks(2, scores, tmp_path):
+        assert reference == again == pytest.approx(start, abs=1e-6)
+        assert max(abs(a - b) for a, b in zip(start, moved, strict=True)) > 1e-3
