@@ -328,7 +328,7 @@ class AlgorithmConfig:
     clip_high: float = number(0.28, above=0, maximum=LARGE)
     """The ratio is clipped at 1 + this."""
     importance_cap: float = number(2.0, 1, LARGE)
-    """Truncation of the trainer-over-generator ratio of a token (TIS); only the `cispo` loss uses it as its cap."""
+    """Cap of a token's ratio of trainer to generator probability in the `cispo` loss; `clipped` has bounds of its own."""
     entropy_coefficient: float = number(0.0, 0, LARGE)
     """Weight of the entropy bonus; 0: none."""
     kl_coefficient: float = number(0.0, 0, LARGE)

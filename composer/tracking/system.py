@@ -15,7 +15,7 @@ import shutil
 import subprocess
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import psutil
 
@@ -39,15 +39,18 @@ class ProcessTree:
         """
         self._roots = [psutil.Process(pid or os.getpid())]
         self._seen: dict[int, psutil.Process] = {}
-        self._cpu_seconds: dict[psutil.Process, float] = {}
+        # What they have used until now is no part of the first sample.
+        self._cpu_seconds = _cpu_seconds(self.processes())
         self._time = time.monotonic()
 
     def watch(self, pid: int) -> None:
         """Follow one more process and its descendants; nothing happens if it is gone."""
         try:
-            self._roots.append(psutil.Process(pid))
+            process = psutil.Process(pid)
+            self._cpu_seconds |= _cpu_seconds([process, *process.children(recursive=True)])
         except psutil.Error:
             return
+        self._roots.append(process)
 
     def processes(self) -> list[psutil.Process]:
         """Those alive now."""
@@ -161,6 +164,16 @@ class SystemSampler:
         if self._has_gpus:
             sample.update(_sample_gpus())
         return sample
+
+
+def _cpu_seconds(processes: Iterable[psutil.Process]) -> dict[psutil.Process, float]:
+    """CPU time used so far, user and system, by each process that still lives."""
+    used = {}
+    for process in processes:
+        with contextlib.suppress(psutil.Error):
+            times = process.cpu_times()
+            used[process] = times.user + times.system
+    return used
 
 
 def _proportional_bytes(process: psutil.Process) -> int:

@@ -86,6 +86,15 @@ def test_cpu_is_percent_of_one_core() -> None:
     assert tree.sample()["cpu_percent"] == pytest.approx(expected, rel=0.25)
 
 
+def test_cpu_time_from_before_the_first_sample_is_not_counted() -> None:
+    cpu = time.process_time()
+    while time.process_time() - cpu < 0.5:
+        pass
+    tree = ProcessTree()
+    time.sleep(0.1)
+    assert tree.sample()["cpu_percent"] < 200, "0.5 s and more of CPU in 0.1 s would be 500"
+
+
 def test_the_sampler_finds_a_peak_between_its_samples() -> None:
     samples: list[dict[str, float]] = []
     sampler = SystemSampler(samples.append, every_s=60.0, peak_every_s=0.05)
