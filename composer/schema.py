@@ -328,7 +328,7 @@ class AlgorithmConfig:
     clip_high: float = number(0.28, above=0, maximum=LARGE)
     """The ratio is clipped at 1 + this."""
     importance_cap: float = number(2.0, 1, LARGE)
-    """Cap of a token's ratio of trainer to generator probability in the `cispo` loss; `clipped` has bounds of its own."""
+    """Cap of a token's ratio of trainer to generator probability in the `cispo` loss; `clipped` has its own bounds."""
     entropy_coefficient: float = number(0.0, 0, LARGE)
     """Weight of the entropy bonus; 0: none."""
     kl_coefficient: float = number(0.0, 0, LARGE)
