@@ -8,7 +8,11 @@ from pathlib import PurePosixPath
 
 from composer.types import Task
 
-TEST_CONFIG = frozenset({"conftest.py", "pytest.ini", ".pytest.ini", "pyproject.toml", "setup.cfg", "tox.ini"})
+CONFIG_FILES = frozenset(
+    {"pytest.toml", ".pytest.toml", "pytest.ini", ".pytest.ini", "pyproject.toml", "setup.cfg", "tox.ini"}
+)
+"""What pytest 9 looks for (`_pytest.config.findpaths.CONFIG_LOADERS_BY_NAME`)."""
+TEST_CONFIG = CONFIG_FILES | {"conftest.py"}
 TEST_FOLDERS = frozenset({"test", "tests"})
 STARTUP = frozenset({"sitecustomize", "usercustomize"})
 RUNNER_MODULES = frozenset({"pytest", "_pytest", "py", "pluggy", "iniconfig", "packaging", "pygments"})

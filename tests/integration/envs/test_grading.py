@@ -130,3 +130,9 @@ def test_every_micro_task_can_be_graded(runner, backend):
 def test_the_grading_sandbox_is_stopped_whatever_happens(grade, backend):
     grade(TASK, {"main.py": b"while True: pass\n"}, PytestGrader(timeout_s=0.5))
     assert not backend._sandboxes
+
+
+@pytest.mark.parametrize("name", ["pytest.toml", ".pytest.toml"])
+def test_configuration_left_behind_forges_nothing(grade, name):
+    config = {name: b'[pytest]\naddopts = ["-p", "evil"]\n', "evil.py": b"import os\nos._exit(0)\n"}
+    assert "test_case_1: failed in call" in grade(TASK, {**TASK.files, **config}).details["reason"]

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from _pytest.config import findpaths
 
 from composer.types import Task
-from envs.grading.clean_state import clean_state
+from envs.grading.clean_state import CONFIG_FILES, clean_state
 
 BASE = {
     "main.py": b"old",
@@ -45,6 +46,8 @@ def test_changed_tests_and_configuration_are_restored(path):
         "pkg/conftest.py",
         "pytest.ini",
         ".pytest.ini",
+        "pytest.toml",
+        ".pytest.toml",
         "setup.cfg",
         "tox.ini",
         "sitecustomize.py",
@@ -78,3 +81,7 @@ def test_new_files_that_decide_how_tests_run_are_left_out(path):
 )
 def test_names_that_only_look_alike_stay(path):
     assert clean_state(TASK, {**BASE, path: b"mine"}) == {**BASE, **HIDDEN, path: b"mine"}
+
+
+def test_every_configuration_file_of_this_pytest_is_known():
+    assert set(findpaths.CONFIG_LOADERS_BY_NAME) == CONFIG_FILES
