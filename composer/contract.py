@@ -234,7 +234,11 @@ class Grade:
 
 
 class Grader(Protocol):
-    """Scores the final state of an episode."""
+    """Scores the final state of an episode.
+
+    It has `env.episode_timeout_s` for it. A grader that queues for machines, and bounds the work after that by itself,
+    sets `bounds_itself = True` instead: the wait in its queue is then no failure.
+    """
 
     name: str
 

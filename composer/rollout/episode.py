@@ -39,18 +39,22 @@ class Rubric:
 
         Raises:
             SandboxError, GradingError, TaskError: as of `composer.contract.Grader.grade`.
-            GradingError: a grader broke its contract, or did not end within `timeout_s` (of all graders together).
+            GradingError: a grader broke its contract, or did not end within `timeout_s` (of all graders together,
+                but for those that bound themselves: these may queue for as long as it takes).
         """
-        name = ""
-        try:
-            async with asyncio.timeout(timeout_s):
-                for name, grader in self.graders.items():
+        left_s = timeout_s
+        for name, grader in self.graders.items():
+            bounds_itself, start = getattr(grader, "bounds_itself", False), time.monotonic()
+            try:
+                async with asyncio.timeout(None if bounds_itself else left_s):
                     t.rewards[name], t.metadata[name] = await grade(name, grader, task, files, backend, t)
-        except TimeoutError:
-            raise GradingError(
-                f"grader {name!r} did not end within {timeout_s:g} s on task {task.id}: make it faster, "
-                "or raise env.episode_timeout_s"
-            ) from None
+            except TimeoutError:
+                raise GradingError(
+                    f"grader {name!r} did not end within {timeout_s:g} s on task {task.id}: make it faster, "
+                    "or raise env.episode_timeout_s"
+                ) from None
+            if not bounds_itself:
+                left_s -= time.monotonic() - start
         t.reward = sum(self.weights.get(name, 1.0) * score for name, score in t.rewards.items())
 
     def zero(self, t: Trajectory, reason: str) -> None:
@@ -86,7 +90,7 @@ async def run_episode(
         rubric: what the final files are worth.
         generate: asks the policy.
         limits: limits of the agent's sandbox.
-        timeout_s: wall time of the agent, and again of the grading.
+        timeout_s: wall time of the agent, and again of the grading; see `Rubric.grade`.
         group_id: the group this episode belongs to.
         episode_id: its own name.
 

@@ -15,13 +15,13 @@ import secrets
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from weakref import WeakKeyDictionary
 
 from composer.contract import ExecResult, Grade, SandboxBackend, SandboxLimits
 from composer.errors import GradingError, TaskError
 from composer.types import Task, Trajectory
-from envs.grading.clean_state import clean_state
+from envs.grading.clean_state import CONFIG_FILES, clean_state
 
 REPORTER = Path(__file__).with_name("reporter.py")
 READY = b"composer-grading-ready"
@@ -47,6 +47,8 @@ class PytestGrader:
     """
 
     name = "pytest"
+    bounds_itself = True
+    """A run has `limits.lifetime_s`; before it, the grader queues for one of `concurrency` places."""
 
     def __init__(
         self,
@@ -104,7 +106,7 @@ class PytestGrader:
 
         Raises:
             SandboxError: the grading sandbox failed.
-            GradingError: pytest could not start in it, or its report is cut.
+            GradingError: pytest could not start in it, or its report is cut, or its sandbox hangs.
             TaskError: the hidden tests hold no test, or are no Python.
         """
         expected = expected_tests(task)
@@ -153,15 +155,27 @@ class PytestGrader:
         """One verdict in one sandbox, and whether it would be the same again."""
         plugin, nonce = f"_report_{secrets.token_hex(8)}", secrets.token_hex(16).encode()
         # No variable that starts with PYTHON: a sandbox may keep a warm interpreter for exactly this command.
-        command = ["python3", "-m", "pytest", "-p", plugin, *ARGUMENTS, *sorted(task.hidden_tests)]
+        command = ["python3", "-m", "pytest", "-p", plugin, *ARGUMENTS]
+        files = {**state, f"{plugin}.py": REPORTER.read_bytes()}
+        if all(PurePosixPath(path).name not in CONFIG_FILES for path in state):
+            # The task brings no configuration: with one of ours, pytest looks for no other, under whatever name.
+            command += ["-c", f"{plugin}.ini"]
+            files[f"{plugin}.ini"] = b"[pytest]\n"
+        command += sorted(task.hidden_tests)
         environment = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_ADDOPTS": "", "PYTEST_PLUGINS": ""}
         async with self._slots:
             self.num_runs += 1
-            sandbox = await backend.start({**state, f"{plugin}.py": REPORTER.read_bytes()}, self.limits)
             try:
-                result = await sandbox.exec(command, stdin=nonce, env=environment, timeout_s=self.timeout_s)
-            finally:
-                await asyncio.shield(asyncio.ensure_future(sandbox.stop()))
+                async with asyncio.timeout(self.limits.lifetime_s):
+                    sandbox = await backend.start(files, self.limits)
+                    try:
+                        result = await sandbox.exec(command, stdin=nonce, env=environment, timeout_s=self.timeout_s)
+                    finally:
+                        await asyncio.shield(asyncio.ensure_future(sandbox.stop()))
+            except TimeoutError:
+                raise GradingError(
+                    f"The grading sandbox of task {task.id} did not end within {self.limits.lifetime_s:g} s."
+                ) from None
         return _verdict(task, result, nonce, expected, self.timeout_s), not result.timed_out
 
 

@@ -183,3 +183,18 @@ def test_a_template_that_cannot_render_the_tools_is_found_at_the_start():
     chat.template = "{% if tools %}{{ raise_exception('no tools here') }}{% endif %}"
     with pytest.raises(TokenizerError, match="no tools here"):
         make_env(chat, StandInBackend())
+
+
+@pytest.mark.parametrize(
+    ("bounds_itself", "outcome"), [(True, Outcome.FINISHED), (False, Outcome.INFRASTRUCTURE_ERROR)]
+)
+def test_the_queue_of_a_grader_that_bounds_itself_is_no_failure(chat, bounds_itself, outcome):
+    class Queue(LineGrader):
+        async def grade(self, *arguments):
+            await asyncio.sleep(1.5)
+            return await super().grade(*arguments)
+
+    grader = Queue(RIGHT)
+    grader.bounds_itself = bounds_itself
+    t = play(chat, StandInBackend(), expert_turns(chat), graders={"queue": grader}, episode_timeout_s=1)
+    assert t.outcome is outcome and (not t.error or "grader 'queue' did not end within 1 s" in t.error)

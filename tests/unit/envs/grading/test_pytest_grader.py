@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import sys
 from pathlib import Path
 
@@ -67,6 +68,31 @@ def test_right_and_wrong():
     assert wrong.score == 0.0 and wrong.details["num_expected"] == 3
     where = "test_hidden.py::test_case_1: failed in call: AssertionError (line 8 of test_hidden.py)"
     assert wrong.details["reason"] == where
+
+
+def test_configuration_under_a_name_that_is_not_known_is_not_read(monkeypatch):
+    forge = {"evil.py": b"raise SystemExit(0)\n", "pytest.ini": b"[pytest]\naddopts = -p evil\n"}
+    monkeypatch.setattr(pytest_grader, "clean_state", lambda task, files: {**files, **task.hidden_tests})
+    monkeypatch.setattr(pytest_grader, "CONFIG_FILES", frozenset())
+    assert grade(TASK, {**RIGHT, **forge}).score == 1.0
+
+
+def test_the_tasks_own_configuration_is_read():
+    config = {"pyproject.toml": b"[tool.pytest.ini_options]\npythonpath = ['src']\n", "src/main.py": b"x = 1\n"}
+    task = Task("t", "", config, {"tests/test_hidden.py": b"import main\ndef test_a(): assert main.x\n"})
+    assert grade(task, task.files).score == 1.0
+
+
+def test_a_sandbox_that_hangs_is_not_waited_for(monkeypatch):
+    grader, backend = PytestGrader(), FolderBackend()
+    grader.limits = dataclasses.replace(grader.limits, lifetime_s=0.1)
+
+    async def hang():
+        backend.gate = asyncio.Event()
+        await grader.grade(TASK, RIGHT, backend)
+
+    with pytest.raises(GradingError, match="did not end within 0.1 s"):
+        asyncio.run(hang())
 
 
 def test_a_sandbox_without_pytest_is_not_the_agents_fault(monkeypatch):
