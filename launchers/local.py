@@ -17,6 +17,8 @@ from launchers.base import OWNER_VARIABLE, Owner, sweep_processes, sweep_users_o
 FOLDER_PREFIX, OWNER_FILE = "composer-ray-", "composer-owner"
 LEAST_OBJECT_STORE_BYTES = 80 * 2**20
 """Ray takes no less."""
+_LONGEST_SOCKET, _SOCKET_BYTES = "session_YYYY-MM-DD_HH-MM-SS_ffffff_PPPPPPP/sockets/plasma_store", 107
+"""Ray's longest socket below its folder, and what Linux takes as a socket's path."""
 
 
 class LocalLauncher:
@@ -62,8 +64,8 @@ class LocalLauncher:
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
         import ray
 
-        # Ray's socket paths must stay below 108 characters, so the folder cannot be in the run directory.
-        self._folder = Path(tempfile.gettempdir()) / f"{FOLDER_PREFIX}{self.owner.pid}-{self.owner.start_time}"
+        # Ray's socket paths have a limit (`check`), so the folder cannot be in the run directory.
+        self._folder = self._place()
         try:
             self._folder.mkdir()
             (self._folder / OWNER_FILE).write_text(self.owner.mark)
@@ -103,16 +105,27 @@ class LocalLauncher:
             found = Finding("ray", True, f"ray {version('ray')}")
         except ImportError:
             found = Finding("ray", False, "Ray is not installed", "pip install ray==2.60.0")
+        excess = len(os.fsencode(self._place() / _LONGEST_SOCKET)) - _SOCKET_BYTES
+        folder = tempfile.gettempdir()
         free = shutil.disk_usage(tempfile.gettempdir()).free
         return [
             found,
             Finding(
+                "socket paths",
+                excess <= 0,
+                f"{folder}: {f'{excess} bytes too long' if excess > 0 else 'short enough'} for Ray's sockets",
+                f"set TMPDIR to a shorter path, at most {len(os.fsencode(folder)) - excess} bytes, such as /tmp",
+            ),
+            Finding(
                 "temporary folder",
                 free > 2**30,
-                f"{tempfile.gettempdir()}: {free / 2**30:.1f} GiB free",
+                f"{folder}: {free / 2**30:.1f} GiB free",
                 "free 1 GiB, or set TMPDIR to a disk that has it",
             ),
         ]
+
+    def _place(self) -> Path:
+        return Path(tempfile.gettempdir()) / f"{FOLDER_PREFIX}{self.owner.pid}-{self.owner.start_time}"
 
     def sweep(self) -> int:
         """End processes of runs whose driver was killed, and remove their folders."""
