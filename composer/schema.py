@@ -220,7 +220,7 @@ class LimitsConfig:
     file_bytes: int = number(64 * 2**20, 1, BYTES)
     """Largest single file."""
     disk_bytes: int = number(256 * 2**20, 2**20, BYTES)
-    """Everything written to the sandbox's own file system."""
+    """Everything written to the sandbox's own file system; with bubblewrap at most half of `memory_bytes`."""
     cpu_seconds: int = number(60, 1, STEPS)
     """CPU time of any one process."""
     exec_timeout_s: float = number(30.0, above=0, maximum=SECONDS)
@@ -243,7 +243,7 @@ class EnvConfig:
     """What the model may call, by a name of your choice (`composer.contract.Tool`)."""
     graders: dict[str, TargetConfig] = field(default_factory=dict)
     """The rubric; a grader's weight stands in `grader_weights` (1.0 if absent)."""
-    grader_weights: dict[str, float] = field(default_factory=dict)
+    grader_weights: dict[str, float] = field(default_factory=dict, metadata={"minimum": 0, "maximum": LARGE})
     """Weights of graders in the reward."""
     sandbox: TargetConfig = MISSING
     """The backend that starts sandboxes (`composer.contract.SandboxBackend`)."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from urllib.parse import unquote_plus, urlsplit
 
 from composer.checks.common import generates, gpus_needed, largest_microbatch
 from composer.checks.mesh import check_cluster, check_generator, check_mesh
@@ -19,6 +20,9 @@ from composer.schema import Accelerator, Config, Dtype, Stage, SyncMethod
 
 _LEAST_TOLERANCE = 0.05
 """Log-probabilities in bfloat16 have 8 bits: 0.03 apart at -8 for rounding alone."""
+
+_SECRET = re.compile(r"[?&;#][^=&;#]*(passw|pwd|token|secret|credential|(?<!ssl)(?<!ssl_)key)[^=&;#]*=", re.IGNORECASE)
+"""A parameter of an address that holds a secret; `sslkey` and `ssl_key` name files."""
 
 
 def check(config: Config) -> list[str]:
@@ -47,19 +51,46 @@ def _check_tracking(config: Config) -> None:
     uri = config.tracking.uri
     if uri is None:
         return
-    if re.search(r"//[^/@]*:[^/@]*@", uri):
+    shown = _redacted(uri)
+    # urlsplit must not come first: it takes a password with a slash for a port. SQLAlchemy ends one at "@" only.
+    userinfo = r"https?://[^/?#]*@" if uri.lower().startswith("http") else r"(?:[a-z0-9+]+://)?+[^:/@]*:[^@]*@"
+    if re.match(userinfo, uri, re.IGNORECASE) or _SECRET.search(_parameters(uri)):
         raise ConfigError(
             "tracking.uri",
-            re.sub(r"//[^/@]*@", "//***@", uri),
-            "secrets are not stored: set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD in the environment",
+            shown,
+            "secrets are not stored: set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or "
+            "MLFLOW_TRACKING_TOKEN, in the environment (a database: what its driver reads, such as PGPASSWORD)",
         )
     if not re.match(r"(?:https?|(?:sqlite|postgresql|mysql|mssql)(?:\+[a-z0-9]+)?)://.", uri):
         guess = f"http://{uri}" if re.match(r"[\w.-]+(:\d+)?$", uri) else "http://127.0.0.1:5000"
         raise ConfigError(
             "tracking.uri",
-            uri,
+            shown,
             f"is no address: write `{guess}` for a server, `sqlite:////path/mlflow.db` for a file, or null",
         )
+    try:
+        parts = urlsplit(uri)
+        host, port = parts.hostname, parts.port
+    except ValueError as e:
+        # The message of a bad port quotes it, and what stands there may be part of a password.
+        what = "the port must be a number from 1 to 65535" if "ort" in str(e) else "the host cannot be read"
+        raise ConfigError("tracking.uri", shown, f"{what}: write `scheme://host:port`, IPv6 in brackets") from None
+    if port == 0:
+        raise ConfigError("tracking.uri", shown, "the port must be a number from 1 to 65535")
+    if uri.startswith("http") and (not host or re.search(r"\s", uri)):
+        raise ConfigError("tracking.uri", shown, "names no host: write `http://host:port`, without spaces")
+
+
+def _parameters(uri: str) -> str:
+    """What follows the path, decoded: ODBC hides a whole connection string in one parameter."""
+    found = re.search(r"[?#].*", uri, re.DOTALL)
+    return unquote_plus(found[0]) if found else ""
+
+
+def _redacted(uri: str) -> str:
+    """The address without anything that could be a secret."""
+    uri = re.sub(r"^([a-z0-9+]*://)?.*@", r"\1***@", uri, flags=re.DOTALL | re.IGNORECASE)
+    return re.sub(r"([?#]).*", r"\1***", uri, flags=re.DOTALL)
 
 
 def _warnings(config: Config) -> Iterator[str]:

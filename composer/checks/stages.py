@@ -15,6 +15,9 @@ from composer.checks.common import (
 )
 from composer.schema import Config, PhaseKind, SourceConfig, SourceKind, Stage
 
+_BUBBLEWRAP = "envs.sandbox.bubblewrap.BubblewrapBackend"
+"""Keeps files in memory; a backend of a plugin may have a disk."""
+
 
 def check_stages(config: Config) -> None:
     """The stages are in order, and there is something for each to work on.
@@ -183,6 +186,13 @@ def check_env(config: Config) -> None:
         "env.limits.lifetime_s",
         env.limits.lifetime_s,
         f"a sandbox must outlive its episode: at least env.episode_timeout_s ({env.episode_timeout_s:g})",
+    )
+    limits, most = env.limits, env.limits.memory_bytes // 2
+    require(
+        limits.disk_bytes <= most or env.sandbox._target_ != _BUBBLEWRAP,
+        "env.limits.disk_bytes",
+        limits.disk_bytes,
+        f"files lie in memory, with what runs: at most half of env.limits.memory_bytes ({limits.memory_bytes}), {most}",
     )
     key = "algorithm.group_timeout_s"
     timeout = config.algorithm.group_timeout_s

@@ -1,5 +1,6 @@
 """Relations between keys: impossible meshes, lengths that do not fit, stages without what they need."""
 
+from dataclasses import fields
 from functools import cache
 
 import pytest
@@ -16,7 +17,8 @@ from composer.checks.common import (
 )
 from composer.compose import apply, compose
 from composer.errors import ConfigError, PlanError
-from composer.schema import Config, ParallelConfig, PhaseConfig, PhaseKind
+from composer.schema import Config, LimitsConfig, ParallelConfig, PhaseConfig, PhaseKind
+from envs.sandbox import bubblewrap
 
 CUDA = ("parallel.accelerator=cuda", "parallel.num_nodes=0")
 
@@ -84,13 +86,37 @@ def test_the_recipes_hold(overrides: list[str]) -> None:
          "algorithm.groups_per_step", "at least 2 groups"),
         (["env.grader_weights.nobody=1.0"], "env.grader_weights.nobody", "the graders are hidden_tests"),
         (["env.grader_weights.hidden_tests=0.0"], "env.grader_weights", "every reward would be 0"),
+        (["env.grader_weights.hidden_tests=-1"], "env.grader_weights.hidden_tests", "at least 0"),
         (["~env.graders.hidden_tests"], "env.graders", "at least one grader"),
         (["~env.tools.read_file", "~env.tools.edit_line", "~env.tools.finish"], "env.tools", "at least one tool"),
         (["env.limits.lifetime_s=1.0"], "env.limits.lifetime_s", "at least env.episode_timeout_s (120)"),
+        (["env.limits.memory_bytes=100000000"], "env.limits.disk_bytes", "(100000000), 50000000"),
+        (["env.limits.memory_bytes=33554431"], "env.limits.memory_bytes", "at least 33554432"),
+        (["env.limits.disk_bytes=1048575"], "env.limits.disk_bytes", "at least 1048576"),
         (["algorithm.group_timeout_s=1.0"], "algorithm.group_timeout_s", "at least env.episode_timeout_s (120)"),
         (["tracking.uri=127.0.0.1:5000"], "tracking.uri", "write `http://127.0.0.1:5000`"),
         (["tracking.uri=ftp://host"], "tracking.uri", "`sqlite:////path/mlflow.db`"),
         (["tracking.uri=https://me:hunter2@host"], "tracking.uri", "MLFLOW_TRACKING_PASSWORD"),
+        *(
+            ([f"tracking.uri='{uri}'"], "tracking.uri", remedy)
+            for uri, remedy in (
+                ("http://127.0.0.1:99999", "a number from 1 to 65535"),
+                ("http://127.0.0.1:abc", "a number from 1 to 65535"),
+                ("http://127.0.0.1:0", "a number from 1 to 65535"),
+                ("http://[::1", "IPv6 in brackets"),
+                ("http://:5000", "names no host"),
+                ("http://ho st", "names no host"),
+                ("http://hunter2@host", "MLFLOW_TRACKING_TOKEN"),
+                ("http://host?token=hunter2", "MLFLOW_TRACKING_TOKEN"),
+                ("http://host/?a=1&api%5fkey=hunter2", "MLFLOW_TRACKING_TOKEN"),
+                ("https://me:hunter2/x@host", "a number from 1 to 65535"),
+                ("me:hunter2@host", "MLFLOW_TRACKING_PASSWORD"),
+                ("ftp://hunter2@host", "is no address"),
+                ("postgresql://me:hunter2/x@host/db", "PGPASSWORD"),
+                ("postgresql://host/db?user=me&password=hunter2", "PGPASSWORD"),
+                ("mssql+pyodbc:///?odbc_connect=UID%3Dme%3BPWD%3Dhunter2", "PGPASSWORD"),
+            )
+        ),
         (["model.experts_per_token=33"], "model.experts_per_token", "at most num_experts (32)"),
         (["model.num_shared_experts=1"], "model.num_shared_experts", "must be 0"),
         ([*CUDA, "parallel.num_nodes=1", "parallel.gpus_per_node=1"], "parallel.num_nodes", "need 2 machines"),
@@ -108,6 +134,30 @@ def test_what_cannot_be_run(overrides: list[str], key: str, remedy: str) -> None
     assert remedy in str(caught.value)
     assert "hunter2" not in str(caught.value)
     assert caught.value.exit_code == 2
+
+
+@pytest.mark.parametrize(
+    "uri",
+    [
+        "http://[::1]:5000",
+        "https://host/mlflow",
+        "sqlite:////a/me:you@b/mlflow.db",
+        "postgresql:///db",
+        "postgresql://user@host:5432/db?sslmode=verify-full&sslkey=/a/client.pem",
+    ],
+)
+def test_addresses_that_hold(uri: str) -> None:
+    check(configured([f"tracking.uri='{uri}'"]))
+
+
+def test_least_limits_are_those_of_the_backend() -> None:
+    least = {f.name: f.metadata["minimum"] for f in fields(LimitsConfig)}
+    assert least["memory_bytes"] == bubblewrap._LEAST_MEMORY_BYTES
+    assert least["disk_bytes"] == bubblewrap._LEAST_DISK_BYTES
+
+
+def test_another_backend_may_have_a_disk() -> None:
+    check(configured(["env.limits.memory_bytes=100000000", "env.sandbox._target_=plugin.Backend"]))
 
 
 def test_a_mesh_is_a_plan_error() -> None:
