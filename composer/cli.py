@@ -6,16 +6,17 @@ Nothing heavy is imported here: a plan for a trillion parameters must print at o
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import logging
 import os
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import IO, Any, NoReturn
 
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra._internal.utils import get_args_parser
@@ -58,34 +59,90 @@ def main(argv: Sequence[str] | None = None) -> int:
         The exit code: 0; 2 for a wrong config; 3 for a machine that lacks something; 130 after Ctrl-C.
     """
     # A script's `composer &` starts it with SIGINT ignored; Ctrl-C and `kill -INT` must end a run all the same.
-    # SIGTERM is what schedulers and containers send: it ends a run as Ctrl-C does.
+    # SIGTERM is what schedulers and containers send, SIGHUP a terminal that closes: they end a run as Ctrl-C does.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    if (here := os.getcwd()) not in sys.path:  # noqa: PTH109 (as text)
-        sys.path.insert(0, here)  # plugins lie where the command is called, as with `python -m composer`
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # `nohup composer` ignores it, and means it
+        signal.signal(signal.SIGHUP, signal.default_int_handler)
+    _open_streams()
     if Path(sys.argv[0]).name == "__main__.py":  # `python -m composer`: help and completion name the command.
         sys.argv[0] = "composer"
     try:
+        _find_plugins()
         return _dispatch(list(sys.argv[1:] if argv is None else argv))
     except ComposerError as error:
         for line in (str(error), *getattr(error, "__notes__", ())):
-            print(f"composer: {' '.join(line.split())}", file=sys.stderr)
+            _say(f"composer: {' '.join(line.split())}", sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:  # `composer plan | head`: whoever read has read enough.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except Exception as error:
-        traceback.print_exc()
+        _say(traceback.format_exc(), sys.stderr)
         for line in (f"this is a bug of composer's: {error!r}", *getattr(error, "__notes__", ())):
-            print(f"composer: {' '.join(line.split())}", file=sys.stderr)
+            _say(f"composer: {' '.join(line.split())}", sys.stderr)
         return 1
+    finally:
+        _give_up_failed_streams()
+
+
+def _open_streams() -> None:
+    """Python has None for a stream that the shell closed (`>&-`), and whoever prints would fail."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            stream = open(os.devnull, "w", encoding="utf-8")  # noqa: PTH123, SIM115 (for as long as the process)
+            os.set_inheritable(stream.fileno(), True)  # it mostly gets the closed descriptor, which children write to
+            setattr(sys, name, stream)
+
+
+def _give_up_failed_streams() -> None:
+    """What a stream did not take would fail once more when Python exits, and change the exit code."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError):
+            with contextlib.suppress(OSError, ValueError):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+def _find_plugins() -> None:
+    """Plugins lie where the command is called, as with `python -m composer`."""
+    try:
+        here = os.getcwd()  # noqa: PTH109 (as text)
+    except FileNotFoundError:
+        raise MachineError("the working folder does not exist any more: cd into one that does") from None
+    if here not in sys.path:
+        sys.path.insert(0, here)
+
+
+def _say(text: str, stream: IO[str] | None = None) -> None:
+    """Print what is good to know: a full disk or a closed pipe must not stop a run."""
+    with contextlib.suppress(OSError, ValueError):
+        print(text, file=stream or sys.stdout, flush=True)
+
+
+@contextlib.contextmanager
+def _answering() -> Iterator[None]:
+    """Around a command whose output is all that is asked for: one that cannot be written is an error."""
+    try:
+        yield
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        try:
+            print(flush=True)  # fails again, if it was this stream that failed
+        except OSError:
+            remedy = "free space, or send it elsewhere"
+            raise ComposerError(f"standard output cannot be written ({error.strerror}): {remedy}") from None
+        raise
 
 
 def _dispatch(argv: list[str]) -> int:
     if "--version" in argv:
-        print(f"composer {__version__}")
+        with _answering():
+            print(f"composer {__version__}")
         return 0
     command, rest = split_command(argv)
     args = _parse(rest)
@@ -95,14 +152,17 @@ def _dispatch(argv: list[str]) -> int:
             return _complete(session, overrides)
         overrides = normalise(overrides)
         if args.help or args.hydra_help or args.cfg or args.info:
-            return _show(session, args, overrides)
+            with _answering():
+                return _show(session, args, overrides)
         folder = _resume_value(overrides)
         if command == "doctor":
             if args.multirun:
                 raise ConfigError("--multirun", True, "`composer doctor` looks at one config at a time: leave out -m")
             from composer.doctor import doctor
 
-            return doctor(session.compose(overrides).config)
+            config = session.compose(overrides).config
+            with _answering():
+                return doctor(config)
         if folder is not None:
             return _resume(session, command, folder, overrides, multirun=args.multirun)
         if args.multirun or _asks_for_multirun(session, overrides):
@@ -237,9 +297,9 @@ def _resume(session: HydraSession, command: str, folder: str, overrides: list[st
     config, changes = resumed(run_dir, others, starts=command == "run")
     plan = make_plan(config, (f"resume={run_dir}", *map(as_typed, others)))
     does = "resuming" if command == "run" else "plan of"
-    print(f"{does} {run_dir}; " + ("differs from before:" if changes else "nothing differs from before"), flush=True)
+    _say(f"{does} {run_dir}; " + ("differs from before:" if changes else "nothing differs from before"))
     for change in changes:
-        print(f"  {change}", flush=True)
+        _say(f"  {change}")
     if command == "plan":
         return _print_plan(plan)
 
@@ -283,7 +343,7 @@ def _sweep(session: HydraSession, command: str, overrides: list[str]) -> int:
         composed = session.compose(job)
         plan = make_plan(composed.config, _typed(composed.hydra, job))
         if command == "plan":
-            print(f"\njob {jobs.index(job)}: {' '.join(map(as_typed, job))}", flush=True)
+            _say(f"\njob {jobs.index(job)}: {' '.join(map(as_typed, job))}")
             _print_plan(plan)
     HydraConfig.instance().set_config(cfg)
     wanted, chosen_as = directory(cfg.hydra, "hydra.sweep.dir")
@@ -359,9 +419,9 @@ def _execute(config: Config, plan: RunPlan, run_dir: Path) -> int:
             raise MachineError(
                 f"{run_dir} cannot be written ({error.strerror}): free space, or change run_root"
             ) from None
-        print(f"run directory: {run_dir}", flush=True)
+        _say(f"run directory: {run_dir}")
         for warning in plan.warnings:
-            print(f"note: {warning}", flush=True)
+            _say(f"note: {warning}")
         directory.set_status(Status.running)
         status = Status.failed
         try:
@@ -385,7 +445,8 @@ def _execute(config: Config, plan: RunPlan, run_dir: Path) -> int:
 def _print_plan(plan: RunPlan) -> int:
     from composer.plan_table import print_plan
 
-    print_plan(plan)
+    with _answering():
+        print_plan(plan)
     return 0
 
 

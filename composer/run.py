@@ -29,6 +29,8 @@ from composer.tracking.console import Console, write_summary
 from composer.tracking.mlflow import Record
 from composer.tracking.plots import read_metrics
 
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
 
 def run(config: Config, plan: RunPlan, run_dir: Path) -> int:
     """Run a plan to its end, or as far as it gets.
@@ -39,7 +41,7 @@ def run(config: Config, plan: RunPlan, run_dir: Path) -> int:
         run_dir: claimed by this process, with config.yaml in it.
 
     Returns:
-        0, or 130 after SIGINT or SIGTERM.
+        0, or 130 after SIGINT, SIGTERM or SIGHUP.
 
     Raises:
         ComposerError: the run cannot go on; everything finished is on disk, and `resume` continues it.
@@ -125,7 +127,7 @@ async def _run_stages(
 
 
 def _end_on_signals() -> None:
-    """Let the first SIGINT or SIGTERM end the run in an orderly way, and no further one cut the clean-up short.
+    """Let the first signal of `_ENDING` end the run in an orderly way, and no further one cut the clean-up short.
 
     After the cluster's start, since Ray installs a handler of its own for SIGTERM.
     """
@@ -139,19 +141,23 @@ def _end_on_signals() -> None:
             ended = True
             stages.cancel()
 
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, end)
+    for number in _ENDING:
+        if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # `nohup` ignores it, and means it
+            loop.add_signal_handler(number, end)
 
 
 @contextlib.contextmanager
 def _cluster(launcher: Launcher, backend: SandboxBackend) -> Iterator[None]:
     """The Ray cluster. Outside the event loop, so that Ctrl-C ends a start that is under way."""
+    # Those of before the start: Ray replaces one, and an event loop that closes leaves the system's defaults.
+    before = {number: signal.getsignal(number) for number in _ENDING}
     try:
         launcher.start()
         yield
     finally:
         # What is on its way to its end is not to be cut short; whoever is in a hurry still has SIGKILL.
-        before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
+        for number in _ENDING:
+            signal.signal(number, signal.SIG_IGN)
         try:
             launcher.stop()
             # A worker that hung was killed, and its sandboxes' watchdog with it; so may a generator have been.

@@ -18,6 +18,7 @@ from typing import IO, Any, Self
 logger = logging.getLogger(__name__)
 LOG_EVERY_S = 10.0
 LOG_WIDTH = 100
+_STREAM_FAILS = (AttributeError, OSError, ValueError)  # there is none, it cannot be written, it is closed
 _EVALUATION_LABELS = {
     "generated_tokens": "generated tokens an episode",
     "turns": "turns an episode",
@@ -112,7 +113,7 @@ class Console:
         """Let `draw` print on a rich console: the bars' own while there are bars, so that it lands above them."""
         try:
             draw(self._progress.console if self._progress else self._rich_console())
-        except (OSError, ValueError):
+        except _STREAM_FAILS:
             return
 
     def _rich_console(self) -> Any:
@@ -134,7 +135,7 @@ class Console:
         try:
             self.stream.write(text)
             self.stream.flush()
-        except (OSError, ValueError):
+        except _STREAM_FAILS:
             return
 
     def _start_bar(self) -> Any:
@@ -164,8 +165,8 @@ class Console:
         with self._lock:
             self._num_bars -= 1
             if self._num_bars == 0 and self._progress is not None:
-                self._progress.stop()
-                self._progress = None
+                progress, self._progress = self._progress, None
+                progress.stop()
 
 
 class StageProgress:
@@ -195,7 +196,7 @@ class StageProgress:
             shown = "  ".join(f"{name} {number_text(value)}" for name, value in self._numbers.items())
             try:
                 self._progress.update(self._bar, completed=done, numbers=shown)
-            except (OSError, ValueError):
+            except _STREAM_FAILS:
                 return
         elif time.monotonic() - self._shown >= self._console.every_s:
             self._say(self._eta())
@@ -209,7 +210,7 @@ class StageProgress:
                 self._bar = self._progress.add_task(
                     self.name, total=self.total, completed=self.done, unit=self.unit, numbers=""
                 )
-            except (OSError, ValueError):
+            except _STREAM_FAILS:
                 self._progress = None
         else:
             self._console.info(f"{self.name}: {self.total - self.done} {self.unit} to do")
@@ -221,7 +222,7 @@ class StageProgress:
             try:
                 self._progress.stop_task(self._bar)
                 self._console._stop_bar()
-            except (OSError, ValueError):
+            except _STREAM_FAILS:
                 return
         else:
             ending = "done" if kind is None else "stopped"

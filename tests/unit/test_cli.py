@@ -2,6 +2,9 @@
 
 import json
 import logging
+import os
+import signal
+import subprocess
 import sys
 import types
 from collections.abc import Callable, Iterator
@@ -494,3 +497,70 @@ def test_tab_completion_is_installed(monkeypatch: pytest.MonkeyPatch, capsys: py
     monkeypatch.setattr(sys, "argv", ["composer"])
     assert exit_code(["-sc", "install=bash"]) == 0
     assert capsys.readouterr().out.rstrip().endswith("-F hydra_bash_completion composer")
+
+
+@pytest.fixture
+def full(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Standard output on a disk that is full."""
+    stream = open("/dev/full", "w")  # noqa: PTH123, SIM115
+    monkeypatch.setattr(sys, "stdout", stream)
+    yield
+    stream.close()  # raises, if what it did not take were still in it
+
+
+@pytest.mark.parametrize("argv", [["plan"], ["doctor"], ["plan", "-m", "seed=1,2"], ["--version"], ["--cfg", "job"]])
+def test_an_answer_that_cannot_be_written(argv: list[str], full: None, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(argv) == 1
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith("composer: standard output cannot be written (No space left on device)")
+
+
+@pytest.mark.parametrize("argv", [[], ["-m", "~hydra.callbacks.sweep", "seed=1,2"]])
+def test_a_full_disk_under_the_output_stops_no_run(argv: list[str], full: None, runs: list[Any]) -> None:
+    assert main(argv) == 0
+    assert runs and all(RunDirectory(d).status is Status.finished for _, d in runs)
+
+
+def test_a_reader_that_has_gone_stops_no_run(runs: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    with os.fdopen(write, "w") as stream:
+        monkeypatch.setattr(sys, "stdout", stream)
+        assert sweep("seed=1,2") == 0
+    assert [RunDirectory(d).status for _, d in runs] == [Status.finished] * 2
+
+
+def test_a_closed_output_stops_nothing(runs: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    for argv in ([], ["plan"], ["nope=1"]):
+        monkeypatch.setattr(sys, "stdout", None)
+        monkeypatch.setattr(sys, "stderr", None)
+        assert main(argv) == (2 if "nope=1" in argv else 0)
+        sys.stdout.close()
+        sys.stderr.close()
+
+
+def test_a_terminal_that_closes_interrupts_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    directories = []
+
+    def run(config: Config, plan: Any, run_dir: Path) -> int:
+        directories.append(run_dir)
+        signal.raise_signal(signal.SIGHUP)
+        return 0
+
+    stand_in(monkeypatch, run)
+    before = signal.getsignal(signal.SIGHUP)
+    try:
+        for handler, code in ((signal.SIG_DFL, 130), (signal.SIG_IGN, 0)):  # ignored: `nohup`
+            signal.signal(signal.SIGHUP, handler)
+            assert main([]) == code
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert [RunDirectory(d).status for d in directories] == [Status.interrupted, Status.finished]
+
+
+def test_a_working_folder_that_is_gone(own_folder: Path) -> None:
+    # In a process of its own: pytest looks at the working folder too.
+    code = "import os, sys; from composer.cli import main; os.mkdir('gone'); os.chdir('gone'); os.rmdir('../gone')"
+    done = subprocess.run([sys.executable, "-c", f"{code}; sys.exit(main(['plan']))"], capture_output=True, text=True)
+    assert done.returncode == 3
+    assert done.stderr == "composer: the working folder does not exist any more: cd into one that does\n"

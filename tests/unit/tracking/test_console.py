@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import math
@@ -142,6 +143,24 @@ def test_a_closed_stream_stops_nothing() -> None:
     with console.stage("rl", total=1) as bar:
         bar.update(1)
     console.closing_table(SUMMARY)
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+@pytest.mark.parametrize("place", [None, "/dev/full"])
+def test_a_stream_that_is_missing_or_fails_stops_nothing(
+    place: str | None, terminal: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = place and open(place, "w", buffering=1)  # noqa: PTH123, SIM115
+    monkeypatch.setattr("sys.stdout", stream)
+    console = Console(every_s=0.0, terminal=terminal)
+    with console.stage("rl", total=1) as bar:
+        bar.update(1)
+    console.warn("it goes on")
+    console.closing_table(SUMMARY, ui_command=COMMAND)
+    assert console._progress is None
+    if stream:
+        with contextlib.suppress(OSError):
+            stream.close()
 
 
 def test_the_summary_is_whole_and_strict_json(tmp_path: Path) -> None:
