@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import math
@@ -147,7 +148,7 @@ class Console:
                 def text(template: str) -> TextColumn:
                     return TextColumn(template, markup=False, table_column=Column(no_wrap=True, overflow="ellipsis"))
 
-                self._progress = Progress(
+                progress = Progress(
                     text("{task.description}"),
                     BarColumn(bar_width=12),
                     MofNCompleteColumn(table_column=Column(no_wrap=True)),
@@ -157,7 +158,8 @@ class Console:
                     console=self._rich_console(),
                     refresh_per_second=4,
                 )
-                self._progress.start()
+                progress.start()
+                self._progress = progress
             self._num_bars += 1
             return self._progress
 
@@ -211,6 +213,9 @@ class StageProgress:
                     self.name, total=self.total, completed=self.done, unit=self.unit, numbers=""
                 )
             except _STREAM_FAILS:
+                if self._progress is not None:
+                    with contextlib.suppress(*_STREAM_FAILS):
+                        self._console._stop_bar()
                 self._progress = None
         else:
             self._console.info(f"{self.name}: {self.total - self.done} {self.unit} to do")
@@ -219,11 +224,10 @@ class StageProgress:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         """Leave the last state on the screen."""
         if self._progress is not None:
-            try:
+            with contextlib.suppress(*_STREAM_FAILS):
                 self._progress.stop_task(self._bar)
+            with contextlib.suppress(*_STREAM_FAILS):
                 self._console._stop_bar()
-            except _STREAM_FAILS:
-                return
         else:
             ending = "done" if kind is None else "stopped"
             self._say(f"{ending} after {duration_text(time.monotonic() - self._started)}")
