@@ -1,5 +1,6 @@
 """The command in this process. What a run does once it is started is not its part, so a stand-in runs it here."""
 
+import contextlib
 import json
 import logging
 import os
@@ -499,25 +500,23 @@ def test_tab_completion_is_installed(monkeypatch: pytest.MonkeyPatch, capsys: py
     assert capsys.readouterr().out.rstrip().endswith("-F hydra_bash_completion composer")
 
 
-@pytest.fixture
-def full(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Standard output on a disk that is full."""
-    stream = open("/dev/full", "w")  # noqa: PTH123, SIM115
-    monkeypatch.setattr(sys, "stdout", stream)
-    yield
-    stream.close()  # raises, if what it did not take were still in it
+def main_on_a_full_disk(argv: list[str]) -> int:
+    """The command with its standard output on a disk that is full."""
+    # Not in a fixture: pytest sets its own stream again between set-up and test.
+    with open("/dev/full", "w") as stream, contextlib.redirect_stdout(stream):  # noqa: PTH123
+        return main(argv)  # closing the stream raises, if what it did not take is still in it
 
 
 @pytest.mark.parametrize("argv", [["plan"], ["doctor"], ["plan", "-m", "seed=1,2"], ["--version"], ["--cfg", "job"]])
-def test_an_answer_that_cannot_be_written(argv: list[str], full: None, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(argv) == 1
+def test_an_answer_that_cannot_be_written(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main_on_a_full_disk(argv) == 1
     [line] = capsys.readouterr().err.splitlines()
     assert line.startswith("composer: standard output cannot be written (No space left on device)")
 
 
 @pytest.mark.parametrize("argv", [[], ["-m", "~hydra.callbacks.sweep", "seed=1,2"]])
-def test_a_full_disk_under_the_output_stops_no_run(argv: list[str], full: None, runs: list[Any]) -> None:
-    assert main(argv) == 0
+def test_a_full_disk_under_the_output_stops_no_run(argv: list[str], runs: list[Any]) -> None:
+    assert main_on_a_full_disk(argv) == 0
     assert runs and all(RunDirectory(d).status is Status.finished for _, d in runs)
 
 
