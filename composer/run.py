@@ -152,7 +152,8 @@ def _cluster(launcher: Launcher, backend: SandboxBackend) -> Iterator[None]:
     # Those of before the start: Ray replaces one, and an event loop that closes leaves the system's defaults.
     before = {number: signal.getsignal(number) for number in _ENDING}
     try:
-        launcher.start()
+        with no_lost_interrupt():
+            launcher.start()
         yield
     finally:
         # What is on its way to its end is not to be cut short; whoever is in a hurry still has SIGKILL.
@@ -166,6 +167,29 @@ def _cluster(launcher: Launcher, backend: SandboxBackend) -> Iterator[None]:
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def no_lost_interrupt() -> Iterator[None]:
+    """Raise KeyboardInterrupt at the end if SIGINT came and nothing did.
+
+    Python prints and forgets what is raised in a callback, such as the ones that logging runs around each fork of a
+    process, and Ray forks many.
+    """
+    came = False
+
+    def note(number: int, frame: object) -> None:
+        nonlocal came
+        came = True
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGINT, note)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if came:
+        raise KeyboardInterrupt
 
 
 def check_machine(findings: Iterable[Finding]) -> None:

@@ -1,12 +1,17 @@
 """What a run says of itself at its end, from what lies in its directory."""
 
+import contextlib
+import os
+import signal
 from pathlib import Path
+
+import pytest
 
 from composer.clock import Clock
 from composer.compose import compose
 from composer.layout import Layout
 from composer.plan import make_plan
-from composer.run import summarise
+from composer.run import no_lost_interrupt, summarise
 from composer.schema import Stage
 from composer.tracking.journal import Journal
 
@@ -28,3 +33,13 @@ def test_an_interrupted_run_tells_how_far_each_stage_came(tmp_path: Path) -> Non
     reached = {n: (s["unit"], s["done"], s["of"]) for n, s in summary["stages"].items() if "of" in s}
     assert reached == {"evaluate_before": ("task", 3, 5), "rl": ("step", 3, 60)}, "evaluate_after never began"
     assert (summary["starts"], summary["codebase_loss"]) == (1, {"before": 7.0})
+
+
+def test_an_interrupt_that_got_lost_on_its_way_is_raised_at_the_end() -> None:
+    # `suppress` stands for a callback, whose errors Python ignores.
+    with pytest.raises(KeyboardInterrupt), no_lost_interrupt(), contextlib.suppress(KeyboardInterrupt):
+        os.kill(os.getpid(), signal.SIGINT)
+        signal.sigtimedwait([], 5)
+    with no_lost_interrupt():
+        pass
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

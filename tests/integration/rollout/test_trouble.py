@@ -137,7 +137,7 @@ ODD = ToolCall("odd", {})
     ],
 )
 def test_a_tool_that_breaks_its_contract_is_named_and_gives_no_reward(play, tool, cause):
-    t = play(ODD, FINISH, tools=[tool], episode_timeout_s=1.0 if tool.waits else 30.0)
+    t = play(ODD, FINISH, tools=[tool], episode_timeout_s=4.0 if tool.waits else 30.0)
     assert t.outcome is Outcome.INFRASTRUCTURE_ERROR and cause in t.error, t.error
 
 
@@ -165,7 +165,7 @@ def test_any_text_may_be_an_answer(play, text):
     ],
 )
 def test_a_grader_that_breaks_its_contract_is_named_and_gives_no_reward(play, grader, cause):
-    t = play(FINISH, graders={"odd": grader}, episode_timeout_s=1.0 if grader.waits else 30.0)
+    t = play(FINISH, graders={"odd": grader}, episode_timeout_s=4.0 if grader.waits else 30.0)
     assert t.outcome is Outcome.INFRASTRUCTURE_ERROR and cause in t.error, t.error
     assert t.rewards == {}
 
