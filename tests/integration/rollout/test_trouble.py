@@ -124,8 +124,8 @@ ODD = ToolCall("odd", {})
 @pytest.mark.parametrize(
     ("tool", "cause"),
     [
-        (Odd(waits=True), "tool 'odd' did not answer within the episode's 1 s"),
-        (Odd(waits=True, command="echo"), "tool 'odd' did not answer within the episode's 1 s"),
+        (Odd(waits=True), "tool 'odd' did not answer within the episode's 4 s"),
+        (Odd(waits=True, command="echo"), "tool 'odd' did not answer within the episode's 4 s"),
         (Odd(raises=ValueError("oops")), "tool 'odd' failed (ValueError('oops'), "),
         (Odd(raises=TimeoutError()), "tool 'odd' failed (TimeoutError(), "),
         (Odd(raises=asyncio.CancelledError()), "tool 'odd' failed: a task of its own was cancelled"),
@@ -153,7 +153,7 @@ def test_any_text_may_be_an_answer(play, text):
 @pytest.mark.parametrize(
     ("grader", "cause"),
     [
-        (OddGrader(waits=True), "grader 'odd' did not end within 1 s"),
+        (OddGrader(waits=True), "grader 'odd' did not end within 4 s"),
         (OddGrader(raises=ZeroDivisionError("oops")), "grader 'odd' failed on task micro/train/2 (ZeroDivisionError"),
         (OddGrader(raises=TimeoutError()), "grader 'odd' failed on task micro/train/2 (TimeoutError"),
         (OddGrader(), "it answered None, which is no composer.contract.Grade"),
