@@ -6,17 +6,16 @@ Nothing heavy is imported here: a plan for a trillion parameters must print at o
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import logging
 import os
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import IO, Any, NoReturn
+from typing import Any, NoReturn
 
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra._internal.utils import get_args_parser
@@ -41,6 +40,7 @@ from composer.resume import resumed
 from composer.rundir import RunDirectory, Status, check_free, claim, remove_unused
 from composer.schema import Config
 from composer.shell import as_typed, pasteable
+from composer.streams import answering, give_up_failed, open_closed, say
 
 COMMANDS = ("plan", "doctor", "run")
 INTERRUPTED = 130
@@ -64,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # `nohup composer` ignores it, and means it
         signal.signal(signal.SIGHUP, signal.default_int_handler)
-    _open_streams()
+    open_closed()
     if Path(sys.argv[0]).name == "__main__.py":  # `python -m composer`: help and completion name the command.
         sys.argv[0] = "composer"
     try:
@@ -72,38 +72,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _dispatch(list(sys.argv[1:] if argv is None else argv))
     except ComposerError as error:
         for line in (str(error), *getattr(error, "__notes__", ())):
-            _say(f"composer: {' '.join(line.split())}", sys.stderr)
+            say(f"composer: {' '.join(line.split())}", sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:  # `composer plan | head`: whoever read has read enough.
         return 1
     except Exception as error:
-        _say(traceback.format_exc(), sys.stderr)
+        say(traceback.format_exc(), sys.stderr)
         for line in (f"this is a bug of composer's: {error!r}", *getattr(error, "__notes__", ())):
-            _say(f"composer: {' '.join(line.split())}", sys.stderr)
+            say(f"composer: {' '.join(line.split())}", sys.stderr)
         return 1
     finally:
-        _give_up_failed_streams()
-
-
-def _open_streams() -> None:
-    """Python has None for a stream that the shell closed (`>&-`), and whoever prints would fail."""
-    for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:
-            stream = open(os.devnull, "w", encoding="utf-8")  # noqa: PTH123, SIM115 (for as long as the process)
-            os.set_inheritable(stream.fileno(), True)  # it mostly gets the closed descriptor, which children write to
-            setattr(sys, name, stream)
-
-
-def _give_up_failed_streams() -> None:
-    """What a stream did not take would fail once more when Python exits, and change the exit code."""
-    for stream in (sys.stdout, sys.stderr):
-        try:
-            stream.flush()
-        except (OSError, ValueError):
-            with contextlib.suppress(OSError, ValueError):
-                os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+        give_up_failed()
 
 
 def _find_plugins() -> None:
@@ -116,32 +97,9 @@ def _find_plugins() -> None:
         sys.path.insert(0, here)
 
 
-def _say(text: str, stream: IO[str] | None = None) -> None:
-    """Print what is good to know: a full disk or a closed pipe must not stop a run."""
-    with contextlib.suppress(OSError, ValueError):
-        print(text, file=stream or sys.stdout, flush=True)
-
-
-@contextlib.contextmanager
-def _answering() -> Iterator[None]:
-    """Around a command whose output is all that is asked for: one that cannot be written is an error."""
-    try:
-        yield
-        sys.stdout.flush()
-    except BrokenPipeError:
-        raise
-    except OSError as error:
-        try:
-            print(flush=True)  # fails again, if it was this stream that failed
-        except OSError:
-            remedy = "free space, or send it elsewhere"
-            raise ComposerError(f"standard output cannot be written ({error.strerror}): {remedy}") from None
-        raise
-
-
 def _dispatch(argv: list[str]) -> int:
     if "--version" in argv:
-        with _answering():
+        with answering():
             print(f"composer {__version__}")
         return 0
     command, rest = split_command(argv)
@@ -152,7 +110,7 @@ def _dispatch(argv: list[str]) -> int:
             return _complete(session, overrides)
         overrides = normalise(overrides)
         if args.help or args.hydra_help or args.cfg or args.info:
-            with _answering():
+            with answering():
                 return _show(session, args, overrides)
         folder = _resume_value(overrides)
         if command == "doctor":
@@ -161,7 +119,7 @@ def _dispatch(argv: list[str]) -> int:
             from composer.doctor import doctor
 
             config = session.compose(overrides).config
-            with _answering():
+            with answering():
                 return doctor(config)
         if folder is not None:
             return _resume(session, command, folder, overrides, multirun=args.multirun)
@@ -297,9 +255,9 @@ def _resume(session: HydraSession, command: str, folder: str, overrides: list[st
     config, changes = resumed(run_dir, others, starts=command == "run")
     plan = make_plan(config, (f"resume={run_dir}", *map(as_typed, others)))
     does = "resuming" if command == "run" else "plan of"
-    _say(f"{does} {run_dir}; " + ("differs from before:" if changes else "nothing differs from before"))
+    say(f"{does} {run_dir}; " + ("differs from before:" if changes else "nothing differs from before"))
     for change in changes:
-        _say(f"  {change}")
+        say(f"  {change}")
     if command == "plan":
         return _print_plan(plan)
 
@@ -343,7 +301,7 @@ def _sweep(session: HydraSession, command: str, overrides: list[str]) -> int:
         composed = session.compose(job)
         plan = make_plan(composed.config, _typed(composed.hydra, job))
         if command == "plan":
-            _say(f"\njob {jobs.index(job)}: {' '.join(map(as_typed, job))}")
+            say(f"\njob {jobs.index(job)}: {' '.join(map(as_typed, job))}")
             _print_plan(plan)
     HydraConfig.instance().set_config(cfg)
     wanted, chosen_as = directory(cfg.hydra, "hydra.sweep.dir")
@@ -419,9 +377,9 @@ def _execute(config: Config, plan: RunPlan, run_dir: Path) -> int:
             raise MachineError(
                 f"{run_dir} cannot be written ({error.strerror}): free space, or change run_root"
             ) from None
-        _say(f"run directory: {run_dir}")
+        say(f"run directory: {run_dir}")
         for warning in plan.warnings:
-            _say(f"note: {warning}")
+            say(f"note: {warning}")
         directory.set_status(Status.running)
         status = Status.failed
         try:
@@ -445,7 +403,7 @@ def _execute(config: Config, plan: RunPlan, run_dir: Path) -> int:
 def _print_plan(plan: RunPlan) -> int:
     from composer.plan_table import print_plan
 
-    with _answering():
+    with answering():
         print_plan(plan)
     return 0
 
