@@ -148,11 +148,6 @@ class RunPlan:
     warnings: tuple[str, ...]
 
     @property
-    def num_trainer_ranks(self) -> int:
-        """Ranks of the trainer."""
-        return self.mesh.world_size
-
-    @property
     def resources(self) -> dict[str, int]:
         """CPU seats and GPUs that the launcher's Ray cluster must offer."""
         return {

@@ -72,7 +72,7 @@ def test_processes_and_resources(quickstart: RunPlan) -> None:
         "env": (1, 1, 0),
     }
     assert quickstart.resources == {"CPU": 3, "GPU": 0}
-    assert (quickstart.num_trainer_ranks, quickstart.num_nodes) == (1, 1)
+    assert (quickstart.mesh.world_size, quickstart.num_nodes) == (1, 1)
 
 
 def test_processes_of_a_cluster(composer2: RunPlan) -> None:
