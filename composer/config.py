@@ -6,7 +6,6 @@ Composing one is `composer.compose`'s part; every process but the driver only re
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Iterator
 from dataclasses import replace
 from enum import Enum
@@ -18,6 +17,7 @@ import yaml
 from composer.binding import bind
 from composer.errors import ConfigError
 from composer.schema import Config, SourceConfig
+from composer.tracking.names import anchored_uri
 
 CONFIG_FILE = "config.yaml"
 """The resolved config in a run directory."""
@@ -77,14 +77,13 @@ def anchored(config: Config, base: Path | None = None) -> Config:
         for name, phase in config.mix.phases.items()
     }
     model, sync, tracking = config.model, config.weight_sync, config.tracking
-    database = re.fullmatch(r"(sqlite[^:]*:///)([^/].*)", tracking.uri or "")
     return replace(
         config,
         run_root=str(absolute(config.run_root)),
         model=replace(model, checkpoint=absolute(model.checkpoint), tokenizer=absolute(model.tokenizer)),
         mix=replace(config.mix, phases=phases, codebase=source(config.mix.codebase)),
         weight_sync=replace(sync, directory=absolute(sync.directory)),
-        tracking=replace(tracking, uri=f"{database[1]}{absolute(database[2])}" if database else tracking.uri),
+        tracking=replace(tracking, uri=tracking.uri and anchored_uri(tracking.uri, base)),
     )
 
 

@@ -29,6 +29,7 @@ from composer.config import PLAN_FILE, to_dict
 from composer.instantiate import check_targets
 from composer.models.sizes import count_parameters, generator_memory, trainer_memory, training_flops_per_token
 from composer.schema import Accelerator, Config, Dtype, SourceConfig, SourceKind, Stage, SyncMethod
+from composer.tracking.names import sqlite_uri
 
 _BYTES = {Dtype.float32: 4, Dtype.bfloat16: 2}
 _CHECKPOINT_BYTES = 12
@@ -375,6 +376,6 @@ def _commands(config: Config, typed: Sequence[str]) -> Iterator[str]:
         if machines > 1:
             yield f"ray start --address=<first machine>:6379{gpus}   # on each of the other {machines - 1}"
     yield shlex.join(("composer", *typed))
-    uri = config.tracking.uri or f"sqlite:///{Path(config.run_root).absolute() / 'mlflow.db'}"
+    uri = config.tracking.uri or sqlite_uri(Path(config.run_root).expanduser().absolute() / "mlflow.db")
     if uri.startswith("sqlite"):
         yield f"mlflow ui --backend-store-uri {shlex.quote(uri)} --host 127.0.0.1   # to look at the record"

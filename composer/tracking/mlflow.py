@@ -24,9 +24,9 @@ from typing import Any, Self
 from composer.shell import free_port, pasteable
 from composer.tracking import state as states
 from composer.tracking.journal import encode_number
-from composer.tracking.names import flatten, numbers, redact, value_text
+from composer.tracking.names import anchored_uri, flatten, numbers, redact, sqlite_path, sqlite_uri, value_text
 from composer.tracking.sender import METRICS, TRACES, Sender
-from composer.tracking.server import Server, sqlite_path
+from composer.tracking.server import Server
 from composer.tracking.state import ArtifactEntry, RunEntry, State
 from composer.tracking.system import SystemSampler
 from composer.types import Trajectory
@@ -118,7 +118,7 @@ class Record:
         settings = config if isinstance(config, Mapping) else dataclasses.asdict(config)
         tracking = settings.get("tracking") or {}
         run_root = Path(settings.get("run_root") or run_dir.parent).absolute()
-        uri = _absolute(tracking.get("uri") or f"sqlite:///{run_root / 'mlflow.db'}")
+        uri = anchored_uri(tracking.get("uri") or sqlite_uri(run_root / "mlflow.db"), Path.cwd())
         experiment = tracking.get("experiment") or "composer"
         sweep = sweep_dir or os.environ.get(states.SWEEP_VARIABLE) or None
         state = states.load(run_dir)
@@ -365,12 +365,6 @@ def _status(kind: type[BaseException] | None) -> str:
     if kind is None:
         return states.FINISHED
     return states.FAILED if issubclass(kind, Exception) else states.KILLED
-
-
-def _absolute(uri: str) -> str:
-    """An SQLite URI with an absolute path, so that the command we print works from any folder."""
-    database = sqlite_path(uri)
-    return uri if database is None or database.is_absolute() else f"sqlite:///{database.absolute()}"
 
 
 def _artifact_location(uri: str, run_root: Path, experiment: str) -> str | None:

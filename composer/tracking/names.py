@@ -13,8 +13,9 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from enum import Enum
+from pathlib import Path
 from typing import Any, TypeVar
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
 MAX_NAME = 250
 MAX_PARAM_VALUE = 6000
@@ -25,6 +26,8 @@ MAX_REQUEST_BYTES = 900_000
 
 _FORBIDDEN = re.compile(r"[^/\w.\- :]+", re.ASCII)
 _WORDS = {"@": "_at_", "%": "_percent"}
+_SQLITE = re.compile(r"(sqlite(?:\+\w+)?:///)([^?]+)(.*)", re.DOTALL)
+"""As SQLAlchemy reads it: the path, in which it decodes `%`, ends at the first question mark."""
 
 T = TypeVar("T")
 
@@ -162,6 +165,42 @@ def redact(text: str) -> str:
         return urlunsplit(parts._replace(netloc=f"{parts.username or ''}:***@{parts.netloc.rpartition('@')[2]}"))
     except ValueError:
         return text
+
+
+def sqlite_uri(database: Path) -> str:
+    """The SQLite URI of a file. Whatever has a meaning in a URI is encoded; the rest stays readable.
+
+    Example:
+        >>> sqlite_uri(Path("/my runs/mlflow.db")), sqlite_uri(Path("50%?.db"))
+        ('sqlite:////my runs/mlflow.db', 'sqlite+pysqlite:///50%25%3F.db')
+    """
+    encoded = _encoded(database)
+    # Of a URI without driver, MLflow makes the folder as well (`_make_parent_dirs_if_sqlite`), but does not decode it.
+    return f"sqlite{'' if encoded == str(database) else '+pysqlite'}:///{encoded}"
+
+
+def sqlite_path(uri: str) -> Path | None:
+    """The file of an SQLite URI; None for any other."""
+    found = _SQLITE.fullmatch(uri)
+    return Path(unquote(found[2])) if found else None
+
+
+def anchored_uri(uri: str, base: Path) -> str:
+    """An SQLite URI with an absolute path, so that it names the same file from any folder; any other unchanged.
+
+    Args:
+        uri: of a tracking server or database.
+        base: what a relative path is relative to; absolute.
+    """
+    found = _SQLITE.fullmatch(uri)
+    if found is None or found[2].startswith("/"):
+        return uri
+    anchored = sqlite_uri(base / Path(unquote(found[2])).expanduser())
+    return (anchored if found[1] == "sqlite:///" else found[1] + anchored.partition(":///")[2]) + found[3]
+
+
+def _encoded(path: Path) -> str:
+    return re.sub("[%?#]", lambda sign: quote(sign[0]), str(path))
 
 
 def _digest(text: str) -> str:

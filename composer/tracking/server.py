@@ -16,7 +16,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, urlsplit
 
 from composer.tracking.names import (
     MAX_METRICS_PER_REQUEST,
@@ -26,6 +25,7 @@ from composer.tracking.names import (
     chunks,
     redact,
     shorten,
+    sqlite_path,
 )
 from composer.tracking.traces import SpanPlan
 
@@ -262,14 +262,6 @@ class Server:
             reason = _reason(error).replace(self.uri, redact(self.uri))
             refused = getattr(error, "error_code", "") in _REFUSALS or isinstance(error, NotImplementedError)
             raise (ServerRefusedError if refused else ServerUnreachableError)(reason) from error
-
-
-def sqlite_path(uri: str) -> Path | None:
-    """The file of an SQLite URI; None for any other."""
-    parts = urlsplit(uri)
-    if parts.scheme.partition("+")[0] != "sqlite" or not parts.path.strip("/"):
-        return None
-    return Path(unquote(parts.path[1:]))
 
 
 @contextmanager

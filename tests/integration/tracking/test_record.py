@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import shlex
 import shutil
 import signal
 import socket
@@ -298,6 +299,29 @@ def test_a_relative_database_is_told_in_full(
         pass
     assert f"sqlite:///{run_dir.parent}/mlflow.db" in record.ui_command
     assert runs_of(run_dir)["first"].info.artifact_uri.startswith((run_dir.parent / "mlartifacts").as_uri())
+
+
+def test_signs_that_mean_something_in_a_uri_may_stand_in_paths_and_names(
+    make_config: Config, tmp_path: Path, empty_database: Path
+) -> None:
+    run_dir = tmp_path / "50%d2 a?b=c#d" / "first"
+    run_dir.mkdir(parents=True)
+    database = run_dir.parent / "mlflow.db"
+    shutil.copy(empty_database, database)
+    config = {**make_config(experiment="a%d2 b?c=d#e"), "run_root": str(run_dir.parent)}
+    with Record.open(config, run_dir) as record:
+        record.log(1, {"loss": 1.0})
+        record.table("rows.json", [{"a": 1}])
+    assert record.report is not None and record.report.num_unsent == 0
+    words = shlex.split(record.ui_command)
+    client = MlflowClient(words[words.index("--backend-store-uri") + 1])
+    assert record.run_id is not None
+    assert client.get_run(record.run_id).data.metrics == {"loss": 1.0}
+    assert [f.path for f in client.list_artifacts(record.run_id, "tables")] == ["tables/rows.json"]
+    assert list((run_dir.parent / "mlartifacts" / "a%d2 b?c=d#e").rglob("rows.json"))
+    with sqlite3.connect(database) as rows:
+        assert rows.execute("select count(*) from metrics").fetchone() == (1,)
+    assert sorted(p.name for p in tmp_path.iterdir()) == [run_dir.parent.name]
 
 
 def test_the_peak_of_an_earlier_start_counts(make_config: Config, run_dir: Path) -> None:

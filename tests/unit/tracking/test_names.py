@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import enum
 import math
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sqlalchemy.engine import make_url
 
 from composer.tracking.names import (
     Names,
+    anchored_uri,
     chunks,
     clean_name,
     finite_or_nan,
@@ -18,6 +21,8 @@ from composer.tracking.names import (
     numbers,
     redact,
     shorten,
+    sqlite_path,
+    sqlite_uri,
     value_text,
 )
 
@@ -112,3 +117,30 @@ def test_chunks_by_number_and_by_bytes() -> None:
 @pytest.mark.parametrize("text", ["http://host:5000", "sqlite:////a/b.db", "user@host", "plain", "x://[bad@"])
 def test_texts_without_a_password_are_kept(text: str) -> None:
     assert redact(text) == text
+
+
+@pytest.mark.parametrize(
+    "name", ["plain", "%d2", "a%25b", "what?", "a?timeout=1", "a#b", "a b", "me:you@host", "hü;&+"]
+)
+def test_an_sqlite_uri_names_its_file(name: str) -> None:
+    """As SQLAlchemy reads it, which MLflow asks."""
+    for path in (Path("/runs", name, "mlflow.db"), Path(name, "mlflow.db")):
+        uri = sqlite_uri(path)
+        assert make_url(uri).database == str(path)
+        assert dict(make_url(uri).query) == {}
+        assert sqlite_path(uri) == path
+        assert sqlite_path(anchored_uri(uri, Path("/100%"))) == Path("/100%") / path
+
+
+@pytest.mark.parametrize(
+    "uri", ["http://host/a", "postgresql://host/a.db", "sqlite://", "sqlite:////a%3F/b.db?timeout=3"]
+)
+def test_what_needs_no_anchor(uri: str) -> None:
+    assert anchored_uri(uri, Path("/base")) == uri
+
+
+def test_parameters_of_a_database_stay() -> None:
+    assert anchored_uri("sqlite+pysqlite:///a%25/b.db?timeout=3", Path("/c?")) == (
+        "sqlite+pysqlite:////c%3F/a%25/b.db?timeout=3"
+    )
+    assert sqlite_path("sqlite:////a/b.db?timeout=3") == Path("/a/b.db")
