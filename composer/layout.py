@@ -62,6 +62,14 @@ class Layout:
         """The Hugging Face folder that a phase or stage ends with."""
         return folder / "exported"
 
+    def checkpoints(self, folder: Path) -> dict[int, Path]:
+        """Step -> folder of each whole checkpoint of a phase or stage, oldest first; torch writes its `.metadata` last.
+
+        It is read by processes that do not load torch; the trainer itself finds its newest checkpoint likewise.
+        """
+        whole = [p.parent for p in folder.glob("checkpoints/step-*/.metadata")]
+        return dict(sorted((int(n), p) for p in whole if (n := p.name.removeprefix("step-")).isdecimal()))
+
     def results(self, stage: Stage) -> dict[str, Any] | None:
         """What a finished stage left; None if it is not finished.
 

@@ -19,9 +19,11 @@ from composer.clock import Clock
 from composer.contract import Finding, Launcher, SandboxBackend
 from composer.doctor import examine
 from composer.errors import MachineError
+from composer.evaluation.stage import read_groups
 from composer.instantiate import instantiate
 from composer.layout import Layout
 from composer.plan import RunPlan, StagePlan
+from composer.rl.ledger import read_ledger
 from composer.rollout import engine
 from composer.schema import Config, Stage
 from composer.shell import pasteable
@@ -58,13 +60,14 @@ def run(config: Config, plan: RunPlan, run_dir: Path) -> int:
     if swept:
         console.info(f"removed what runs that were killed on this machine had left behind ({swept})")
     check_machine(examine(config, plan))
+    missing = [s for s in config.stages if layout.results(s) is None]
+    check_left(missing, layout)
     record = Record.open(config, run_dir, warn=console.warn, tags={"name": plan.name})
     interrupted = False
     try:
         with record:
             for name in ("config.yaml", "plan.yaml"):
                 record.artifact(run_dir / name, folder="config")
-            missing = [s for s in config.stages if layout.results(s) is None]
             if missing:
                 with _cluster(launcher, backend):
                     try:
@@ -204,6 +207,19 @@ def check_machine(findings: Iterable[Finding]) -> None:
         for f in missing:
             error.add_note(f"{f.name}: {f.detail} -> {f.remedy}")
         raise error
+
+
+def check_left(stages: Iterable[Stage], layout: Layout) -> None:
+    """Read what interrupted stages left: what is wrong with it is to be said before anything slow starts.
+
+    Raises:
+        ResumeError: a file is damaged, or does not fit the checkpoints; it says what to delete.
+    """
+    for stage in stages:
+        if stage is Stage.rl:
+            read_ledger(layout.ledger, layout.checkpoints(layout.stage(stage)))
+        elif stage is not Stage.pretrain:
+            read_groups(layout.stage(stage))
 
 
 def run_label(run_dir: Path) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from composer.checks.common import optimizer_steps
 from composer.errors import TrainingError
-from composer.evaluation.stage import evaluate
+from composer.evaluation.stage import evaluate, read_groups
 from composer.layout import Layout
 from composer.processes import Rollouts, Trainers, WeightSync
 from composer.rl.controller import Controller, Step
@@ -129,7 +129,8 @@ async def pretrain_stage(run: Run, stage: Stage) -> dict[str, Any]:
             exported, total = layout.export(layout.phase(name)), optimizer_steps(phase)
             if not exported.exists():
                 sessions = layout.sessions if phase.kind is PhaseKind.sft else None
-                with run.console.stage(name, total=total, unit="steps") as bar:
+                first = max(layout.checkpoints(layout.phase(name)), default=0)
+                with run.console.stage(name, total=total, unit="steps", done=first) as bar:
                     async for step, metrics in trainers.train_phase(name, model, sessions):
                         record.log(done + step, metrics)
                         bar.update(step, _short(metrics, loss="loss/train", codebase="loss/codebase"))
@@ -155,12 +156,13 @@ def codebase_losses(config: Config, layout: Layout) -> dict[str, float]:
 async def evaluate_stage(run: Run, stage: Stage) -> dict[str, Any]:
     """Evaluate the newest model on unseen tasks."""
     evaluation = run.config.evaluation
+    finished = read_groups(run.layout.stage(stage))
     await run.start_generators(run.newest_model)
     with (
         run.record.stage(stage.value) as record,
-        run.console.stage(stage.value, total=evaluation.num_tasks, unit="tasks") as bar,
+        run.console.stage(stage.value, total=evaluation.num_tasks, unit="tasks", done=len(finished)) as bar,
     ):
-        rewards: list[float] = []
+        rewards = [t.reward for g in finished for t in g.trajectories if t.reward is not None]
 
         def progress(done: int, group: Group) -> None:
             rewards.extend(t.reward for t in group.trajectories if t.reward is not None)
@@ -181,7 +183,9 @@ async def rl_stage(run: Run, stage: Stage) -> dict[str, Any]:
     await run.start_generators(run.start_model)
     sync = run.weight_sync()
     version = await run.trainers.open_policy(run.start_model, sync)
-    state = read_ledger(layout.ledger, version)
+    checkpoints = layout.checkpoints(layout.stage(stage))
+    assert version == max(checkpoints, default=0), "the trainer restores the newest checkpoint"
+    state = read_ledger(layout.ledger, checkpoints)
     if not state.next_index and wants_sessions(config):
         state.next_index = config.mix.sessions.num_sessions  # SFT has seen the tasks before
     ledger = Ledger(layout.ledger)

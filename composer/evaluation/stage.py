@@ -17,6 +17,7 @@ from composer.evaluation.metrics import EvaluationMetrics, evaluate_groups
 from composer.schema import EvaluationConfig
 from composer.types import Group, Outcome, Split
 
+_GROUPS = "groups.jsonl"
 MAX_LOST_SHARE = 0.02
 """Episodes that may stay lost: beyond it, the numbers of two evaluations could not be compared."""
 
@@ -53,12 +54,11 @@ async def evaluate(
         ResumeError: the finished tasks of an interrupted evaluation cannot be read.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / "groups.jsonl"
-    groups = {g.id: g for g in _read(path)}
+    groups = {g.id: g for g in read_groups(folder)}
     lossy: dict[str, Group] = {}
     cause = ""
 
-    with path.open("a", encoding="utf-8") as file:
+    with (folder / _GROUPS).open("a", encoding="utf-8") as file:
 
         async def one(index: int) -> None:
             nonlocal cause
@@ -108,8 +108,13 @@ def _group_id(index: int) -> str:
     return f"e{index}"
 
 
-def _read(path: Path) -> list[Group]:
-    """Finished groups; a half-written last line is dropped."""
+def read_groups(folder: Path) -> list[Group]:
+    """The finished tasks of an evaluation; a half-written last line is dropped.
+
+    Raises:
+        ResumeError: the file is damaged.
+    """
+    path = folder / _GROUPS
     if not path.exists():
         return []
     whole = path.read_text(encoding="utf-8", errors="replace")

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -80,27 +80,26 @@ class Ledger:
         os.fsync(self._file.fileno())
 
 
-def read_ledger(path: Path, step: int) -> LedgerState:
-    """What a run that continues from the weights after `step` finds in the ledger.
+def read_ledger(path: Path, checkpoints: Mapping[int, Path]) -> LedgerState:
+    """What a run that continues from its newest checkpoint finds in the ledger.
 
     Args:
         path: the ledger; a missing file is an empty ledger.
-        step: optimizer steps that the restored checkpoint holds.
+        checkpoints: folders of the checkpoints that are there, by the optimizer steps that they hold.
 
     Returns:
         The state, with the groups of the lost steps first (in step order) and the waiting ones after them.
 
     Raises:
-        ResumeError: a line cannot be read, or the checkpoint is newer than the ledger.
+        ResumeError: a line cannot be read, or the newest checkpoint holds steps that the ledger does not know.
     """
     state = LedgerState()
+    step = max(checkpoints, default=0)
     finished: dict[str, Group] = {}
     dropped: set[str] = set()
     if not path.exists():
         if step:
-            raise ResumeError(
-                f"{path} is missing, but the checkpoint holds {step} steps; start a new run from the export"
-            )
+            raise _behind(f"{path} is missing", 0, checkpoints)
         return state
     _cut_torn_line(path)
     with path.open("rb") as lines:
@@ -122,8 +121,11 @@ def read_ledger(path: Path, step: int) -> LedgerState:
                 raise ResumeError(
                     f"{path}, line {number}, is damaged ({e}); delete that line to lose only its group"
                 ) from e
-    if max(state.steps, default=0) < step:
-        raise ResumeError(f"{path} ends at step {max(state.steps, default=0)}, but the checkpoint holds {step}")
+    known = 0
+    while known + 1 in state.steps:
+        known += 1
+    if known < step:
+        raise _behind(f"{path} knows the steps up to {known}", known, checkpoints)
     lost = [g for s in sorted(state.steps) if s > step for g in state.steps[s]]
     state.steps = {s: g for s, g in state.steps.items() if s <= step}
     trained = {g for ids in state.steps.values() for g in ids}
@@ -131,6 +133,16 @@ def read_ledger(path: Path, step: int) -> LedgerState:
     state.groups = {g: finished[g] for g in (*lost, *waiting) if g in finished}  # a damaged line may have been deleted
     state.num_dropped = len(dropped)
     return state
+
+
+def _behind(what: str, known: int, checkpoints: Mapping[int, Path]) -> ResumeError:
+    """Which checkpoints to delete: those with a step of which nobody knows what it was trained on."""
+    newer = [str(folder) for step, folder in checkpoints.items() if step > known]
+    rest = max((step for step in checkpoints if step <= known), default=0)
+    return ResumeError(
+        f"{what}, but the newest checkpoint holds {max(checkpoints)}: delete {' and '.join(newer)}, and resume from "
+        f"{f'step {rest}' if rest else 'the start of RL'}"
+    )
 
 
 def _cut_torn_line(path: Path) -> None:

@@ -1,7 +1,8 @@
-"""The quickstart at reduced size, end to end with every part real: killed, resumed, interrupted, resumed to its end."""
+"""The quickstart at reduced size, with every part real: killed, resumed, interrupted, mended, resumed to its end."""
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -158,18 +159,34 @@ def test_killed_resumed_interrupted_resumed(tmp_path):
     assert processes_of(driver.process.pid) == []
     assert traces() <= before
 
+    # What was finished before the kill was trained as recorded.
+    steps = trained(run_dir)
+    assert all(steps[s] == ids for s, ids in before_kill.items())
+
+    # A ledger that is behind the checkpoint: said before anything starts, and what is said helps.
+    rl = run_dir / "stages" / "rl"
+    newest = max(int(p.parent.name.removeprefix("step-")) for p in rl.glob("checkpoints/step-*/.metadata"))
+    lines = (rl / "ledger.jsonl").read_text().splitlines(keepends=True)
+    cut = next(i for i, line in enumerate(lines) if f'"event":"step","step":{newest},' in line)
+    (rl / "ledger.jsonl").write_text("".join(lines[:cut]))
+    for _ in range(2):
+        driver = Driver(tmp_path, f"resume={run_dir}")
+        assert driver.process.wait(60) == 2, driver.output
+        assert f"delete {rl / 'checkpoints' / f'step-{newest}'}, and resume" in driver.output
+        assert "starting" not in driver.output
+    shutil.rmtree(rl / "checkpoints" / f"step-{newest}")
+
     # Resumed to the end.
     driver = Driver(tmp_path, f"resume={run_dir}")
     assert driver.process.wait(600) == 0, driver.output
     assert processes_of(driver.process.pid) == []
     assert traces() <= before
 
-    # No step is missing and no task was trained twice; what was finished before the kill was trained as recorded.
+    # No step is missing and no task was trained twice.
     steps = trained(run_dir)
     assert sorted(steps) == list(range(1, NUM_STEPS + 1))
     groups = [g for ids in steps.values() for g in ids]
     assert len(groups) == len(set(groups)) == 2 * NUM_STEPS
-    assert all(steps[s] == ids for s, ids in before_kill.items())
     starts = [e["index"] for e in events(run_dir) if e["event"] == "start"]
     assert len(starts) == len(set(starts))
     assert max(logged(run_dir, "pretrain", "loss/train")) == pretrain_steps + sft_steps

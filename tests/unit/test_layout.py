@@ -22,3 +22,14 @@ def test_a_damaged_result_is_named(tmp_path, content):
     (layout.stage(Stage.rl) / "done.json").write_bytes(content)
     with pytest.raises(ResumeError, match=r"rl/done\.json is damaged .* delete it"):
         layout.results(Stage.rl)
+
+
+def test_only_whole_checkpoints_count(tmp_path):
+    layout = Layout(tmp_path)
+    folder = layout.stage(Stage.rl)
+    assert layout.checkpoints(folder) == {}
+    for name in ("step-5", "step-10", "step-15", "step-x"):
+        (folder / "checkpoints" / name).mkdir(parents=True)
+    for name in ("step-10", "step-5", "step-x"):
+        (folder / "checkpoints" / name / ".metadata").touch()
+    assert list(layout.checkpoints(folder).items()) == [(n, folder / "checkpoints" / f"step-{n}") for n in (5, 10)]

@@ -9,9 +9,10 @@ import pytest
 
 from composer.clock import Clock
 from composer.compose import compose
+from composer.errors import ResumeError
 from composer.layout import Layout
 from composer.plan import make_plan
-from composer.run import no_lost_interrupt, summarise
+from composer.run import check_left, no_lost_interrupt, summarise
 from composer.schema import Stage
 from composer.tracking.journal import Journal
 
@@ -33,6 +34,22 @@ def test_an_interrupted_run_tells_how_far_each_stage_came(tmp_path: Path) -> Non
     reached = {n: (s["unit"], s["done"], s["of"]) for n, s in summary["stages"].items() if "of" in s}
     assert reached == {"evaluate_before": ("task", 3, 5), "rl": ("step", 3, 60)}, "evaluate_after never began"
     assert (summary["starts"], summary["codebase_loss"]) == (1, {"before": 7.0})
+
+
+def test_what_an_earlier_start_left_is_read_before_anything_starts(tmp_path: Path) -> None:
+    layout = Layout(tmp_path)
+    check_left(list(Stage), layout)
+    for stage, step in ((Stage.pretrain, 7), (Stage.rl, 5)):
+        folder = layout.stage(stage) / "checkpoints" / f"step-{step}"
+        folder.mkdir(parents=True)
+        (folder / ".metadata").touch()
+    check_left([Stage.pretrain, Stage.evaluate_before], layout)
+    with pytest.raises(ResumeError, match=r"delete .*/rl/checkpoints/step-5"):
+        check_left([Stage.rl], layout)
+    layout.stage(Stage.evaluate_after).mkdir()
+    (layout.stage(Stage.evaluate_after) / "groups.jsonl").write_text("{}\n")
+    with pytest.raises(ResumeError, match=r"evaluate_after/groups\.jsonl is damaged"):
+        check_left([Stage.evaluate_after], layout)
 
 
 def test_an_interrupt_that_got_lost_on_its_way_is_raised_at_the_end() -> None:

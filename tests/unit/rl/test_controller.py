@@ -70,7 +70,7 @@ def run(path, policy, rollouts, num_steps=6, staleness=1, **kwargs):
         **kwargs,
     )
     steps, warnings = [], []
-    state = read_ledger(path, policy.version)
+    state = read_ledger(path, {policy.version: path.parent} if policy.version else {})
     ledger = Ledger(path)
     if policy.version:
         ledger.rollback(policy.version)

@@ -1,5 +1,8 @@
 """The ledger: what a resumed run finds, also after a kill in the middle of a line."""
 
+import re
+from pathlib import Path
+
 import pytest
 
 from composer.errors import ResumeError
@@ -11,6 +14,11 @@ def group(group_id, reward=1.0):
     turn = Turn([1, 2], Generation([3, 4], [-0.5, -0.25], [7, 8], "stop"), [ToolCall("f", {"a": 1})], "ok", 0.5)
     messages = [Message("user", "do"), Message("assistant", "f", (ToolCall("f", {"a": 1}),))]
     return Group(group_id, "task", [Trajectory("task", group_id, "e0", [turn], messages, Outcome.FINISHED, reward)])
+
+
+def saved(*steps):
+    """Checkpoints at these steps, where none is looked into."""
+    return {step: Path(f"/run/checkpoints/step-{step}") for step in steps}
 
 
 def write(path, events):
@@ -32,7 +40,7 @@ def test_groups_of_lost_steps_come_first_then_waiting_ones(tmp_path):
             ("step", 2, ["g0", "g2"]),
         ],
     )
-    state = read_ledger(path, step=1)
+    state = read_ledger(path, saved(1))
     assert list(state.groups) == ["g0", "g2", "g3", "g5"]
     assert state.next_index == 7, "g6 was started and never finished: its task is left out for ever"
     assert state.steps == {1: ["g1"]}
@@ -42,9 +50,9 @@ def test_groups_of_lost_steps_come_first_then_waiting_ones(tmp_path):
 def test_a_rolled_back_step_is_not_counted_twice(tmp_path):
     path = tmp_path / "ledger.jsonl"
     write(path, [("group", group("a")), ("group", group("b")), ("step", 1, ["a"]), ("step", 2, ["b"])])
-    assert list(read_ledger(path, 1).groups) == ["b"]
+    assert list(read_ledger(path, saved(1)).groups) == ["b"]
     write(path, [("rollback", 1), ("step", 2, ["b"])])
-    state = read_ledger(path, 2)
+    state = read_ledger(path, saved(2))
     assert state.groups == {}
     assert state.steps == {1: ["a"], 2: ["b"]}
 
@@ -52,7 +60,7 @@ def test_a_rolled_back_step_is_not_counted_twice(tmp_path):
 def test_trajectories_survive_to_the_last_bit(tmp_path):
     path = tmp_path / "ledger.jsonl"
     write(path, [("group", group("a", reward=1 / 3))])
-    assert read_ledger(path, 0).groups["a"] == group("a", reward=1 / 3)
+    assert read_ledger(path, {}).groups["a"] == group("a", reward=1 / 3)
 
 
 def test_a_torn_last_line_is_cut_off(tmp_path):
@@ -60,9 +68,9 @@ def test_a_torn_last_line_is_cut_off(tmp_path):
     write(path, [("start", "g0", 0, 0), ("group", group("g0"))])
     whole = path.read_bytes()
     path.write_bytes(whole + b'{"event":"gro')
-    assert list(read_ledger(path, 0).groups) == ["g0"]
+    assert list(read_ledger(path, {}).groups) == ["g0"]
     write(path, [("start", "g1", 1, 0)])
-    assert read_ledger(path, 0).next_index == 2
+    assert read_ledger(path, {}).next_index == 2
 
 
 @pytest.mark.parametrize(
@@ -81,7 +89,7 @@ def test_a_damaged_line_is_named(tmp_path, line):
     path = tmp_path / "ledger.jsonl"
     path.write_bytes(line + b"\n")
     with pytest.raises(ResumeError, match="line 1"):
-        read_ledger(path, 0)
+        read_ledger(path, {})
 
 
 def test_deleting_the_line_of_a_group_loses_only_that_group(tmp_path):
@@ -89,12 +97,35 @@ def test_deleting_the_line_of_a_group_loses_only_that_group(tmp_path):
     write(path, [("group", group("a")), ("group", group("b")), ("step", 1, ["a", "b"])])
     kept = [line for line in path.read_text().splitlines() if '"group":"a"' not in line]
     path.write_text("\n".join(kept) + "\n")
-    assert list(read_ledger(path, 0).groups) == ["b"]
+    assert list(read_ledger(path, {}).groups) == ["b"]
 
 
-def test_a_checkpoint_newer_than_the_ledger_is_refused(tmp_path):
-    with pytest.raises(ResumeError, match="missing"):
-        read_ledger(tmp_path / "none.jsonl", 3)
-    write(tmp_path / "l.jsonl", [("group", group("a")), ("step", 1, ["a"])])
-    with pytest.raises(ResumeError, match="ends at step 1"):
-        read_ledger(tmp_path / "l.jsonl", 3)
+@pytest.mark.parametrize(
+    ("steps", "at", "words"),
+    [
+        ([], (2, 3), "missing, but the newest checkpoint holds 3: delete {2} and {3}, and resume from the start of RL"),
+        (
+            [1],
+            (3,),
+            "knows the steps up to 1, but the newest checkpoint holds 3: delete {3}, and resume from the start",
+        ),
+        ([1, 2], (2, 3), "up to 2, but the newest checkpoint holds 3: delete {3}, and resume from step 2"),
+        (
+            [1, 3, 4],
+            (2, 4),
+            "up to 1, but the newest checkpoint holds 4: delete {2} and {4}, and resume from the start",
+        ),
+    ],
+)
+def test_a_ledger_behind_the_checkpoint_says_what_to_delete(tmp_path, steps, at, words):
+    path, checkpoints = tmp_path / "ledger.jsonl", saved(*at)
+    for step in steps:
+        write(path, [("group", group(f"g{step}")), ("step", step, [f"g{step}"])])
+    with pytest.raises(ResumeError) as caught:
+        read_ledger(path, checkpoints)
+    found = {str(step): folder for step, folder in checkpoints.items()}
+    assert re.sub(r"\{(\d)\}", lambda n: str(found[n[1]]), words) in str(caught.value)
+    # What it says helps: the rest continues, and what is trained again is what no weights have seen.
+    rest = {step: folder for step, folder in checkpoints.items() if str(folder) not in str(caught.value)}
+    state = read_ledger(path, rest)
+    assert list(state.groups) == [f"g{step}" for step in steps if step > max(rest, default=0)]
