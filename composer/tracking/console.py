@@ -178,7 +178,7 @@ class StageProgress:
         """Use `Console.stage`."""
         self.name, self.total, self.unit, self.done = name, total, unit, done
         self._console = console
-        self._first = done
+        self._first: tuple[int, float] | None = None
         self._numbers: Mapping[str, float] = {}
         self._started = self._shown = time.monotonic()
         self._progress: Any = None
@@ -192,6 +192,8 @@ class StageProgress:
             numbers: the two or three that matter now (loss, reward, staleness, tokens/s); None: those said before.
         """
         self.done = done
+        if self._first is None:
+            self._first = done, time.monotonic()
         if numbers is not None:
             self._numbers = numbers
         if self._progress is not None:
@@ -233,10 +235,11 @@ class StageProgress:
             self._say(f"{ending} after {duration_text(time.monotonic() - self._started)}")
 
     def _eta(self) -> str:
-        made = self.done - self._first
-        if made <= 0:
+        """From the pace since the first update: before it were an earlier start's steps, and the start of processes."""
+        done, at = self._first or (self.done, 0.0)
+        if self.done <= done:
             return "ETA unknown"
-        left = (time.monotonic() - self._started) / made * max(0, self.total - self.done)
+        left = (time.monotonic() - at) / (self.done - done) * max(0, self.total - self.done)
         return f"ETA {duration_text(left)}"
 
     def _say(self, ending: str) -> None:

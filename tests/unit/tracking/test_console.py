@@ -50,7 +50,7 @@ def test_a_log_gets_plain_timestamped_lines() -> None:
     lines = stream.getvalue().splitlines()
     assert all(re.match(r"\d\d:\d\d:\d\d ", line) for line in lines)
     assert [line[9:] for line in lines[:1]] == ["rl: 4 steps to do"]
-    assert re.fullmatch(r"rl: 1/4 steps, ETA [\d.]+s, reward 0.25, tokens/s 1,234", lines[1][9:])
+    assert re.fullmatch(r"rl: 1/4 steps, ETA unknown, reward 0.25, tokens/s 1,234", lines[1][9:])
     assert lines[2][9:] == "warning: the server [x] is away"
     assert re.match(r"rl: 1/4 steps, done after ", lines[3][9:])
     assert "\x1b" not in stream.getvalue()
@@ -76,6 +76,20 @@ def test_a_resumed_stage_counts_from_where_it_was() -> None:
     with Console(stream, every_s=0.0).stage("rl", total=60, done=50) as bar:
         bar.update(51)
     assert "rl: 10 steps to do" in stream.getvalue() and "rl: 51/60 steps" in stream.getvalue()
+
+
+@pytest.mark.parametrize("known", [0, 50])
+def test_the_eta_is_of_this_start(known: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither the steps of an earlier start count nor the time until the first one of this start."""
+    now = 0.0
+    monkeypatch.setattr("composer.tracking.console.time.monotonic", lambda: now)
+    stream = io.StringIO()
+    with Console(stream, every_s=0.0).stage("sft", total=60, done=known) as bar:
+        for step, at in ((51, 30.0), (52, 32.0), (55, 38.0)):
+            now = at
+            bar.update(step)
+    etas = [line.split(", ")[1] for line in stream.getvalue().splitlines()[1:4]]
+    assert etas == ["ETA unknown", "ETA 16.0s", "ETA 10.0s"]  # two seconds a step, 8 and 5 steps are left
 
 
 def test_a_terminal_gets_a_bar_with_warnings_above(monkeypatch: pytest.MonkeyPatch) -> None:
