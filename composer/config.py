@@ -37,10 +37,27 @@ def to_dict(value: Any) -> Any:
 
 
 def save(config: Config, run_dir: Path) -> Path:
-    """Write the resolved config into a run directory, for every other process and for resuming."""
-    path = run_dir / CONFIG_FILE
-    path.write_text(yaml.safe_dump(to_dict(config), sort_keys=False, allow_unicode=True), encoding="utf-8")
-    return path
+    """Write the resolved config into a run directory, for every other process and for resuming.
+
+    Raises:
+        OSError: as `save_whole`.
+    """
+    return save_whole(to_dict(config), run_dir / CONFIG_FILE)
+
+
+def save_whole(data: Any, path: Path) -> Path:
+    """Write plain data as YAML, whole or not at all: without its config, a run cannot be resumed.
+
+    Raises:
+        OSError: it could not be written; the file that was there stays.
+    """
+    half = path.with_name(f"{path.name}.tmp")
+    try:
+        half.write_text(yaml.safe_dump(data, sort_keys=False, allow_unicode=True), encoding="utf-8")
+        return half.replace(path)
+    except OSError:
+        half.unlink(missing_ok=True)
+        raise
 
 
 def load(run_dir: Path) -> Config:

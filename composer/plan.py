@@ -13,8 +13,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import yaml
-
 from composer.checks import check
 from composer.checks.common import (
     data_parallel_ranks,
@@ -25,7 +23,7 @@ from composer.checks.common import (
     sequence_multiple,
     world_size,
 )
-from composer.config import PLAN_FILE, to_dict
+from composer.config import PLAN_FILE, save_whole, to_dict
 from composer.instantiate import check_targets
 from composer.models.sizes import count_parameters, generator_memory, trainer_memory, training_flops_per_token
 from composer.schema import Accelerator, Config, Dtype, SourceConfig, SourceKind, Stage, SyncMethod
@@ -203,11 +201,12 @@ def make_plan(config: Config, typed: Sequence[str] = ()) -> RunPlan:
 
 
 def save(plan: RunPlan, run_dir: Path) -> Path:
-    """Write a plan into a run directory."""
-    path = run_dir / PLAN_FILE
-    data = {**to_dict(plan), "resources": plan.resources}
-    path.write_text(yaml.safe_dump(data, sort_keys=False, allow_unicode=True), encoding="utf-8")
-    return path
+    """Write a plan into a run directory.
+
+    Raises:
+        OSError: as `composer.config.save_whole`.
+    """
+    return save_whole({**to_dict(plan), "resources": plan.resources}, run_dir / PLAN_FILE)
 
 
 def _num_nodes(config: Config) -> int:

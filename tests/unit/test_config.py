@@ -1,6 +1,7 @@
 """Resolved configs as data."""
 
 import dataclasses
+import resource
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,20 @@ def test_a_config_survives_its_file(tmp_path: Path) -> None:
         config = compose(overrides)
         save(config, tmp_path)
         assert load(tmp_path) == config
+
+
+def test_a_full_disk_leaves_the_config_that_was_there(tmp_path: Path) -> None:
+    config = compose()
+    save(config, tmp_path)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))  # stands for the disk: no file takes more
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            save(dataclasses.replace(config, seed=7), tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert load(tmp_path) == config
+    assert [p.name for p in tmp_path.iterdir()] == [CONFIG_FILE]
 
 
 def test_a_file_of_another_version(tmp_path: Path) -> None:
