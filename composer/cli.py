@@ -6,13 +6,14 @@ Nothing heavy is imported here: a plan for a trillion parameters must print at o
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import logging
 import os
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -24,7 +25,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from hydra.types import RunMode
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
 from composer import __version__
@@ -225,13 +226,28 @@ def _single(session: HydraSession, command: str, overrides: list[str]) -> int:
     if command == "plan":
         return _print_plan(plan)
     keep = chosen_as is not None and wanted.exists()
-    run_dir = claim(wanted, chosen_as=chosen_as)
     config = config_files.anchored(composed.config)
-    try:
+    run_dir = claim(wanted, chosen_as=chosen_as)
+    with _unused_removed(run_dir, keep=keep):
         return _through_hydra(session, overrides, run_dir, lambda: _execute(config, plan, run_dir))
+
+
+@contextlib.contextmanager
+def _unused_removed(run_dir: Path, *, keep: bool = False) -> Iterator[None]:
+    """Around the start of a run: one that was refused or interrupted before it began anything leaves no directory."""
+    gone = f"{run_dir} is {'empty again' if keep else 'removed'}"
+    try:
+        yield
     except ComposerError as error:
-        if not keep and remove_unused(run_dir):
-            error.add_note(f"nothing was begun; {run_dir} is removed")
+        if remove_unused(run_dir, keep=keep):
+            error.add_note(f"nothing was begun; {gone}")
+        raise
+    except KeyboardInterrupt:
+        if remove_unused(run_dir, keep=keep):
+            say(f"composer: interrupted before anything was begun; {gone}", sys.stderr)
+        else:
+            resume = pasteable("composer", f"resume={run_dir}")
+            say(f"composer: interrupted; continue with: {resume}", sys.stderr)
         raise
 
 
@@ -296,12 +312,18 @@ def _through_hydra(session: HydraSession, overrides: list[str], run_dir: Path, j
 def _sweep(session: HydraSession, command: str, overrides: list[str]) -> int:
     """Check every job before the first starts, then hand over to Hydra's sweeper and launcher."""
     cfg = session.raw(overrides, RunMode.MULTIRUN)
-    jobs = _jobs(session, cfg, overrides)
-    for job in jobs:
-        composed = session.compose(job)
+    hydras = [o for o in overrides if o.lstrip("+~").startswith(("hydra.", "hydra/"))]
+    places = {os.curdir: "the sweep"}
+    for number, job in enumerate(_jobs(session, cfg, overrides)):
+        composed = session.compose([*hydras, *job])
+        place = os.path.normpath(_subdirectory(composed.hydra, cfg, number))
+        if place in places:
+            remedy = f"{places[place]} and job {number} would share this directory: put ${{hydra.job.num}} into it"
+            raise ConfigError("hydra.sweep.subdir", place, remedy)
+        places[place] = f"job {number}"
         plan = make_plan(composed.config, _typed(composed.hydra, job))
         if command == "plan":
-            say(f"\njob {jobs.index(job)}: {' '.join(map(as_typed, job))}")
+            say(f"\njob {number}: {' '.join(map(as_typed, job))}")
             _print_plan(plan)
     HydraConfig.instance().set_config(cfg)
     wanted, chosen_as = directory(cfg.hydra, "hydra.sweep.dir")
@@ -335,6 +357,17 @@ def _jobs(session: HydraSession, cfg: DictConfig, overrides: list[str]) -> list[
     return [list(job) for job in jobs]
 
 
+def _subdirectory(hydra: DictConfig, sweep: DictConfig, number: int) -> str:
+    """Where Hydra's launcher will put a job, below the sweep's directory."""
+    job = hydra._get_root()
+    assert isinstance(job, DictConfig)
+    OmegaConf.copy_cache(from_config=sweep, to_config=job)  # as the launcher does: one `${now:…}` for all jobs
+    with read_write(hydra), open_dict(hydra):
+        hydra.job.num, hydra.job.id = number, str(number)
+    HydraConfig.instance().set_config(job)
+    return str(directory(hydra, "hydra.sweep.subdir")[0])
+
+
 def sweep_job(cfg: DictConfig) -> float | None:
     """One job of a sweep, in whatever process Hydra's launcher runs it.
 
@@ -353,7 +386,8 @@ def sweep_job(cfg: DictConfig) -> float | None:
         raise ConfigError(
             "hydra.sweep.subdir", str(run_dir), "two jobs share this directory: put ${hydra.job.num} into it"
         )
-    code = _execute(config, make_plan(config, _typed(hydra, hydra.overrides.task)), run_dir)
+    with _unused_removed(run_dir):
+        code = _execute(config, make_plan(config, _typed(hydra, hydra.overrides.task)), run_dir)
     if code == INTERRUPTED:
         raise KeyboardInterrupt
     if code:
@@ -409,10 +443,11 @@ def _print_plan(plan: RunPlan) -> int:
 
 
 def _asks_for_multirun(session: HydraSession, overrides: list[str]) -> bool:
-    """Whether the config itself says `hydra.mode: MULTIRUN`."""
-    if not any("hydra" in o for o in overrides):
+    """Whether the config itself says `hydra.mode: MULTIRUN`, as an override or in the user's own file."""
+    own_files = session.config_dir is not None or session.config_name != "config"
+    if not own_files and not any("hydra" in o or "experiment" in o for o in overrides):
         return False
-    return session.raw(overrides).hydra.mode == RunMode.MULTIRUN
+    return session.raw(overrides, RunMode.MULTIRUN).hydra.mode == RunMode.MULTIRUN
 
 
 def _resume_value(overrides: list[str]) -> str | None:

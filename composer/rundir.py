@@ -177,16 +177,28 @@ def claim(wanted: Path, *, chosen_as: str | None) -> Path:
     raise MachineError(f"{wanted} and 998 names like it are taken: tidy up {wanted.parent}")
 
 
-def remove_unused(path: Path) -> bool:
+def remove_unused(path: Path, *, keep: bool = False) -> bool:
     """Remove a directory that this start claimed, if it holds nothing but what every start writes first.
 
+    Args:
+        path: the directory, which was empty or not there before.
+        keep: the user had made it, so it is only emptied.
+
     Returns:
-        Whether it was removed.
+        Whether nothing of the start is left.
     """
-    if any(entry.name not in _FIRST_FILES for entry in path.iterdir()):
+    entries = list(path.iterdir()) if path.is_dir() else []
+    if any(entry.name.removesuffix(".tmp") not in _FIRST_FILES for entry in entries):
         return False
-    shutil.rmtree(path, ignore_errors=True)
-    return not path.exists()
+    if not keep:
+        shutil.rmtree(path, ignore_errors=True)
+        return not path.exists()
+    for entry in entries:
+        if entry.is_dir():
+            shutil.rmtree(entry, ignore_errors=True)
+        else:
+            entry.unlink(missing_ok=True)
+    return not any(path.iterdir())
 
 
 def _newest_runs(folder: Path) -> list[str]:

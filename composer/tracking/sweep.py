@@ -35,6 +35,7 @@ class SweepCallback(Callback):
         self._record: Any = None
         self._sweep_dir: Path | None = None
         self._started: dict[int, float] = {}
+        self._typed: list[str] = []
 
     def __getstate__(self) -> dict[str, Any]:
         """What a launcher may carry to another process: all but the parent's open record."""
@@ -46,7 +47,7 @@ class SweepCallback(Callback):
 
         self._sweep_dir = Path(str(config.hydra.sweep.dir)).absolute()
         self._sweep_dir.mkdir(parents=True, exist_ok=True)
-        overrides = _overrides(config)
+        self._typed = overrides = _overrides(config)
         settings = {
             "run_root": str(OmegaConf.select(config, "run_root") or self._sweep_dir.parent),
             "tracking": OmegaConf.to_container(config.tracking, resolve=True) if "tracking" in config else {},
@@ -71,8 +72,14 @@ class SweepCallback(Callback):
         number = int(config.hydra.job.num)
         self._started[number] = time.time()
         _write(
-            sweep_dir / "jobs" / f"{number}.json",
-            {"number": number, "status": RUNNING, "overrides": _overrides(config)},
+            _job_file(sweep_dir, number),
+            {
+                "number": number,
+                "status": RUNNING,
+                "started": self._started[number],
+                "run_dir": str(config.hydra.runtime.output_dir),
+                "overrides": _overrides(config),
+            },
         )
         _say(f"sweep job {number} starts: {' '.join(_overrides(config)) or 'no overrides'}")
 
@@ -112,10 +119,11 @@ class SweepCallback(Callback):
         statuses = {job["status"] for job in jobs}
         status = KILLED if RUNNING in statuses else FAILED if FAILED in statuses else FINISHED
         for job in jobs:
-            job["status"] = KILLED if job["status"] == RUNNING else job["status"]
+            if job["status"] == RUNNING:  # Hydra says nothing of the end of a job that was interrupted
+                job.update(status=KILLED, wall_s=time.time() - job["started"])
         record.table("jobs.json", [_row(job) for job in jobs])
         record.close(status)
-        _print_table(jobs)
+        _print_table(jobs, self._typed)
         if record.ui_command:
             _say(f"Compare the jobs with:  {record.ui_command}")
         _say(f"{'and see them at' if record.ui_command else 'Compare the jobs at'}:  {record.ui_address}")
@@ -172,7 +180,8 @@ def _key_results(run_dir: Path) -> dict[str, float]:
 def _job_line(job: Mapping[str, Any]) -> str:
     took = duration_text(job["wall_s"])
     if job["status"] == FAILED:
-        return f"sweep job {job['number']} FAILED after {took}: {job['error']} (run directory {job['run_dir']})"
+        where = f" (run directory {job['run_dir']})" if Path(job["run_dir"]).exists() else ""
+        return f"sweep job {job['number']} FAILED after {took}: {job['error']}{where}"
     results = job["results"]
     learnt = ""
     for name, after in results.items():
@@ -208,11 +217,19 @@ def _heading(name: str) -> str:
     return name.removeprefix("evaluation/*/").removesuffix("/*").replace("_at_", "@").replace("_", " ")
 
 
-def _print_table(jobs: Sequence[Mapping[str, Any]]) -> None:
-    """The jobs side by side: the overrides in which they differ and their results, before -> after."""
+def _print_table(jobs: Sequence[Mapping[str, Any]], typed: Sequence[str] = ()) -> None:
+    """The jobs side by side: the overrides in which they differ and their results, before -> after.
+
+    Args:
+        jobs: what they left behind.
+        typed: what was typed for the whole sweep. What stands there word for word tells no job from its siblings, also
+            where an interrupt left only one of them.
+    """
     if not jobs:
         return
     common = set.intersection(*(set(job["overrides"]) for job in jobs)) if len(jobs) > 1 else set()
+    if any(override not in typed for job in jobs for override in job["overrides"]):
+        common |= set(typed)
     from rich import box
     from rich.console import Console as RichConsole
     from rich.table import Table

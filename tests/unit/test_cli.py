@@ -18,7 +18,7 @@ import yaml
 from composer.cli import main, split_command
 from composer.config import load
 from composer.contract import Finding
-from composer.errors import TrainingError
+from composer.errors import MachineError, TrainingError
 from composer.rundir import RunDirectory, Status
 from composer.schema import Config
 
@@ -164,7 +164,44 @@ def test_a_run_that_began_nothing_is_not_to_be_resumed(
     assert not Path("here").exists()
     Path("mine").mkdir()
     assert main(["hydra.run.dir=mine"]) == 1
-    assert Path("mine").is_dir(), "it was there before"
+    assert not list(Path("mine").iterdir()), "it was there before, and empty"
+    assert capsys.readouterr().err.endswith(f"; {Path('mine').absolute()} is empty again\n")
+
+
+def test_an_interrupt_before_anything_was_begun_leaves_no_directory(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], own_folder: Path
+) -> None:
+    def run(config: Config, plan: Any, run_dir: Path) -> int:
+        raise KeyboardInterrupt
+
+    stand_in(monkeypatch, run)
+    here = Path("here").absolute()
+    Path("mine").mkdir()
+    for name, left in (("here", "removed"), ("mine", "empty again")):
+        assert main([f"hydra.run.dir={name}"]) == 130
+        error = f"composer: interrupted before anything was begun; {own_folder / name} is {left}\n"
+        assert capsys.readouterr().err == error
+    assert not here.exists() and not list(Path("mine").iterdir())
+
+    monkeypatch.setattr("composer.cli.look_at_sources", lambda config: signal.raise_signal(signal.SIGINT))
+    assert main(["hydra.run.dir=here"]) == 130, "before config.yaml is there"
+    assert not here.exists()
+
+
+def test_an_interrupt_after_something_was_begun_says_how_to_continue(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run(config: Config, plan: Any, run_dir: Path) -> int:
+        (run_dir / "mlflow.json").touch()
+        raise KeyboardInterrupt
+
+    stand_in(monkeypatch, run)
+    assert main(["hydra.run.dir=here"]) == 130
+    error = capsys.readouterr().err
+    assert error.startswith("composer: interrupted; continue with: ")
+    assert error.endswith(f"composer resume={Path('here').absolute()}\n")
+    assert RunDirectory(Path("here")).status is Status.interrupted
+    assert main(["plan", "resume=here"]) == 0
 
 
 def test_every_finding_of_the_machine_is_a_line(
@@ -385,6 +422,7 @@ def test_a_failed_job_does_not_stop_the_others(
     def run(config: Config, plan: Any, run_dir: Path) -> int:
         seeds.append(config.seed)
         if config.seed == 1:
+            (run_dir / "logs").mkdir()
             raise TrainingError("the loss is not finite")
         return 0
 
@@ -399,6 +437,23 @@ def test_a_failed_job_does_not_stop_the_others(
     assert "\ncomposer: the loss is not finite\n" in capsys.readouterr().err
 
 
+def test_a_job_that_is_refused_or_interrupted_before_it_began_leaves_no_directory(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run(config: Config, plan: Any, run_dir: Path) -> int:
+        if config.seed == 0:
+            raise MachineError("this machine has no disk")
+        if config.seed == 1:
+            (run_dir / "logs").mkdir()
+            raise TrainingError("the loss is not finite")
+        raise KeyboardInterrupt
+
+    stand_in(monkeypatch, run)
+    assert sweep("seed=0,1,2,3", "hydra.sweep.dir=all") == 130
+    assert [p.name for p in Path("all").iterdir() if p.is_dir()] == ["1"]
+    assert f"interrupted before anything was begun; {Path('all/2').absolute()} is removed" in capsys.readouterr().err
+
+
 def test_an_interrupted_job_stops_the_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
     seeds = []
 
@@ -411,15 +466,37 @@ def test_an_interrupted_job_stops_the_sweep(monkeypatch: pytest.MonkeyPatch) -> 
     assert seeds == [0]
 
 
-def test_jobs_cannot_share_a_directory(runs: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
-    assert sweep("seed=0,1", "hydra.sweep.subdir=same") == 2
-    assert "${hydra.job.num}" in capsys.readouterr().err
-    assert len(runs) == 1
+@pytest.mark.parametrize("subdir", ["same", "./same/", "${now:%Y}", "${hydra.sweep.dir}", "."])
+@pytest.mark.parametrize("command", [[], ["plan"]])
+def test_jobs_cannot_share_a_directory(
+    subdir: str, command: list[str], runs: list[Any], own_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert sweep(*command, "seed=0,1", f"hydra.sweep.subdir={subdir}", "hydra.sweep.dir=all") == 2
+    error = capsys.readouterr().err
+    assert error.startswith("composer: hydra.sweep.subdir=") and error.count("\n") == 1
+    assert ("the sweep and job 0" if subdir == "." else "job 0 and job 1") in error and "${hydra.job.num}" in error
+    assert not runs and not list(own_folder.iterdir())
 
 
 def test_hydra_expressions_in_the_sweep_directory(runs: list[tuple[Config, Path]]) -> None:
     assert sweep("seed=0,1", "hydra.sweep.dir=${run_root}/x", "hydra.sweep.subdir=${hydra:job.num}-${seed}") == 0
     assert [d.name for _, d in runs] == ["0-0", "1-1"]
+
+
+def test_a_config_that_says_multirun_is_a_sweep(own_folder: Path, runs: list[tuple[Config, Path]]) -> None:
+    assert main(["~hydra.callbacks.sweep", "hydra.mode=MULTIRUN", "seed=1,2"]) == 0
+    (own_folder / "experiment").mkdir()
+    (own_folder / "experiment" / "my.yaml").write_text("# @package _global_\nhydra: {mode: MULTIRUN}\n")
+    assert main(["~hydra.callbacks.sweep", "--config-dir", ".", "experiment=my", "seed=3,4"]) == 0
+    assert [c.seed for c, _ in runs] == [1, 2, 3, 4]
+    assert [d.name for _, d in runs] == ["0", "1"] * 2
+
+
+def test_values_without_a_sweep_are_answered(runs: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
+    for mode in ([], ["hydra.mode=RUN"], ["hydra.verbose=true"]):
+        assert main([*mode, "seed=1,2"]) == 2
+        assert "add `-m`" in capsys.readouterr().err
+    assert not runs
 
 
 def test_experiments_can_be_swept(capsys: pytest.CaptureFixture[str]) -> None:
@@ -543,6 +620,7 @@ def test_a_terminal_that_closes_interrupts_a_run(monkeypatch: pytest.MonkeyPatch
 
     def run(config: Config, plan: Any, run_dir: Path) -> int:
         directories.append(run_dir)
+        (run_dir / "logs").mkdir()
         signal.raise_signal(signal.SIGHUP)
         return 0
 

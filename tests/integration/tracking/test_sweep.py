@@ -129,4 +129,8 @@ def test_a_sweep_that_is_interrupted_ends_as_killed(application: Path) -> None:
     by_name = {run.info.run_name: run.info.status for run in runs_of(application) if run.info.run_name != "rl"}
     assert by_name == {"sweep one": "KILLED", "0": "FINISHED", "1": "KILLED"}
     table = json.loads((application / "runs/sweeps/one/tables/jobs.json").read_text())
-    assert [dict(zip(table["columns"], row, strict=True))["status"] for row in table["data"]] == ["FINISHED", "KILLED"]
+    rows = [dict(zip(table["columns"], row, strict=True)) for row in table["data"]]
+    assert [(row["status"], row["algorithm.learning_rate"]) for row in rows] == [("FINISHED", "0.1"), ("KILLED", "2.0")]
+    assert all(0 < row["wall_s"] < 60 for row in rows)
+    [printed] = [line.split() for line in done.stdout.splitlines() if "KILLED" in line]
+    assert printed[:3] == ["1", "algorithm.learning_rate=2.0", "KILLED"] and printed[-1].endswith("s")

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from composer.tracking.state import SWEEP_VARIABLE
-from composer.tracking.sweep import SweepCallback, _print_table
+from composer.tracking.sweep import SweepCallback, _job_line, _print_table
 
 RESULTS = {
     "evaluation/before/average_at_8": 0.4941,
@@ -40,6 +40,22 @@ def test_no_cell_is_broken_at_the_width_of_a_log(capsys: pytest.CaptureFixture[s
     assert failed[3:6] == ["-", "-", "-"]
 
 
+def test_the_only_job_of_an_interrupted_sweep_shows_what_was_swept(capsys: pytest.CaptureFixture[str]) -> None:
+    typed = ["seed=7", "algorithm.learning_rate=0.1,0.3"]
+    _print_table([job(0, "algorithm.learning_rate=0.1", status="KILLED")], typed)
+    [row] = [line.split() for line in capsys.readouterr().out.splitlines() if "KILLED" in line]
+    assert row == ["0", "algorithm.learning_rate=0.1", "KILLED", "6m", "52s"]
+    _print_table([job(0)], ["seed=7"])
+    assert "seed=7" in capsys.readouterr().out, "a sweep of one job"
+
+
+def test_a_refused_job_names_no_directory_that_is_gone(tmp_path: Path) -> None:
+    failed = job(0, status="FAILED", error="no disk", run_dir=str(tmp_path / "0"), wall_s=1.0)
+    assert _job_line(failed) == "sweep job 0 FAILED after 1.0s: no disk"
+    (tmp_path / "0").mkdir()
+    assert _job_line(failed) == f"sweep job 0 FAILED after 1.0s: no disk (run directory {tmp_path / '0'})"
+
+
 def test_a_job_is_told_by_what_was_typed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -48,6 +64,7 @@ def test_a_job_is_told_by_what_was_typed(
         mode="MULTIRUN",
         sweep=SimpleNamespace(dir=tmp_path),
         job=SimpleNamespace(num=0),
+        runtime=SimpleNamespace(output_dir=tmp_path / "0"),
         overrides=SimpleNamespace(task=["++mix.phases.sft.warmup_steps=3", "seed=1"]),
     )
     SweepCallback().on_job_start(SimpleNamespace(hydra=hydra))  # type: ignore[arg-type]
