@@ -33,9 +33,7 @@ def send(run_dir: Path, uri: str | None = None) -> int:
         raise TrackingError(f"{run_dir}: holds no {states.FILE_NAME}; name the directory of a run.")
     if not state.writer_is_dead() and state.pid != os.getpid():
         raise TrackingError(f"{run_dir}: process {state.pid} still writes it; wait until it ends, it sends by itself.")
-    for run in state.runs.values():
-        if run.status == states.RUNNING:
-            run.status, run.end_ms = states.KILLED, states.now_ms()
+    state.end_killed(run_dir)
     sender = Sender(
         run_dir,
         state,

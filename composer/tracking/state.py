@@ -19,6 +19,7 @@ from typing import Any
 FILE_NAME = "mlflow.json"
 SWEEP_VARIABLE = "COMPOSER_SWEEP_DIR"
 """Environment variable of a sweep's job: the run directory of the sweep's parent."""
+_SIGNS = ("metrics.jsonl", "traces.jsonl", "times.json")
 RUNNING, FINISHED, FAILED, KILLED = "RUNNING", "FINISHED", "FAILED", "KILLED"
 
 
@@ -96,10 +97,14 @@ class State:
         if (uri, experiment) != (self.uri, self.experiment):
             self.uri, self.experiment = uri, experiment
             self.forget_sent()
-        for stage, run in self.runs.items():
-            if stage and run.status == RUNNING:
-                run.status, run.end_ms = KILLED, last_sign_ms(run_dir)
+        self.end_killed(run_dir)
         self.parent.status, self.parent.end_ms = RUNNING, None
+
+    def end_killed(self, run_dir: Path) -> None:
+        """End what a `kill -9` left running, at the last sign of life of the process that wrote the record."""
+        for run in self.runs.values():
+            if run.status == RUNNING:
+                run.status, run.end_ms = KILLED, max(run.start_ms, last_sign_ms(run_dir))
 
     def forget_sent(self) -> None:
         """Nothing has been sent: the next session fills a server with all that the journals hold."""
@@ -159,8 +164,13 @@ def process_start(pid: int) -> float | None:
 
 
 def last_sign_ms(run_dir: Path) -> int:
-    """When anything at the top of a run directory was last written (Unix milliseconds): about when it was killed."""
-    return int(max(path.stat().st_mtime for path in (run_dir, *run_dir.iterdir())) * 1000)
+    """When the process that wrote a record was last seen alive (Unix milliseconds), by what only it writes.
+
+    Whoever resumes a run has written to its directory (lock, config, log) before it comes here, and the state file is
+    written by others' repairs too: it counts only where nothing else is.
+    """
+    written = [path.stat().st_mtime for name in _SIGNS if (path := run_dir / name).exists()]
+    return int(max(written or [(run_dir / FILE_NAME).stat().st_mtime]) * 1000)
 
 
 def now_ms() -> int:

@@ -187,9 +187,13 @@ def test_killed_twice_and_resumed_it_is_one_run_without_a_gap(make_config: Confi
     first = runs_of(run_dir)
     assert {run.info.status for run in first.values()} == {"RUNNING"}
     killed_session(config, run_dir, 7)
+    killed_ms = time.time() * 1000
+    time.sleep(1.0)
+    (run_dir / "composer.log").write_text("resumed")  # as a start does before it opens the record
     with Record.open(config, run_dir) as record:
         record.flush(60)
         between = {name: run.info.status for name, run in runs_of(run_dir).items()}
+        assert killed_ms - 60_000 < runs_of(run_dir)["rl"].info.end_time <= killed_ms
         with record.stage("rl") as stage:
             stage.log(14, {"reward/mean": 1.4})
     assert between == {"first": "RUNNING", "rl": "KILLED"}

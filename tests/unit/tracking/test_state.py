@@ -58,3 +58,30 @@ def test_a_killed_writer_is_dead() -> None:
     process.kill()
     process.wait()
     assert states.process_start(process.pid) is None
+
+
+def test_what_was_killed_ended_when_its_process_last_wrote(tmp_path: Path) -> None:
+    some_state().save(tmp_path)
+    for name, at in (("metrics.jsonl", 50), ("times.json", 52), ("composer.log", 90), ("driver.lock", 90)):
+        (tmp_path / name).touch()
+        os.utime(tmp_path / name, (at, at))
+    state = states.load(tmp_path)
+    assert state is not None
+    state.runs["done"] = RunEntry("done", 7, status=states.FINISHED, end_ms=8)
+    state.runs["late"] = RunEntry("late", 53_000)
+    state.reopen("sqlite:////x/mlflow.db", "composer", tmp_path)
+    ended = {stage: (run.status, run.end_ms) for stage, run in state.runs.items()}
+    assert ended == {
+        "": (states.RUNNING, None),
+        "rl": (states.KILLED, 52_000),
+        "done": (states.FINISHED, 8),
+        "late": (states.KILLED, 53_000),
+    }
+
+
+def test_without_any_other_sign_the_state_file_is_one(tmp_path: Path) -> None:
+    state = some_state()
+    state.save(tmp_path)
+    os.utime(tmp_path / "mlflow.json", (60, 60))
+    state.end_killed(tmp_path)
+    assert {run.end_ms for run in state.runs.values()} == {60_000}
