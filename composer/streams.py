@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import sys
 from collections.abc import Iterator
@@ -12,9 +13,14 @@ from composer.errors import ComposerError
 
 
 def open_closed() -> None:
-    """Python has None for a stream that the shell closed (`>&-`), and whoever prints would fail."""
+    """Python has None for a stream that the shell closed (`>&-`), and whoever prints would fail.
+
+    A line of a log that cannot be written (a terminal that has gone, a full disk) is lost as quietly: Python would
+    print a traceback for each of them, or raise where that fails too.
+    """
+    logging.raiseExceptions = False
     for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:
+        if getattr(sys, name) is None or getattr(sys, name).closed:
             stream = open(os.devnull, "w", encoding="utf-8")  # noqa: PTH123, SIM115 (for as long as the process)
             os.set_inheritable(stream.fileno(), True)  # it mostly gets the closed descriptor, which children write to
             setattr(sys, name, stream)

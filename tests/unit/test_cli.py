@@ -1,6 +1,7 @@
 """The command in this process. What a run does once it is started is not its part, so a stand-in runs it here."""
 
 import contextlib
+import errno
 import json
 import logging
 import os
@@ -29,12 +30,14 @@ Run = Callable[[Config, Any, Path], int]
 def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A working directory of its own, and logging as it was before Hydra configured it."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(logging, "raiseExceptions", True)
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
     yield tmp_path
     for handler in root.handlers:
         if handler not in handlers:
-            handler.close()
+            with contextlib.suppress(OSError):
+                handler.close()
     root.handlers, root.level = handlers, level
 
 
@@ -223,6 +226,27 @@ def test_every_finding_of_the_machine_is_a_line(
         "composer: sandbox: no user namespaces -> allow them",
     ]
     assert not Path("here").exists()
+
+
+@pytest.mark.parametrize("wrapped", ["bare", "grouped", "chained"])
+def test_a_full_disk_under_a_run_is_a_sentence(
+    wrapped: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run(config: Config, plan: Any, run_dir: Path) -> int:
+        (run_dir / "logs").mkdir()
+        full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        if wrapped == "grouped":
+            raise ExceptionGroup("tasks", [ValueError("another"), full])
+        if wrapped == "chained":
+            raise RuntimeError("no result") from full
+        raise full
+
+    stand_in(monkeypatch, run)
+    assert main(["hydra.run.dir=here"]) == 3
+    first, *notes = capsys.readouterr().err.splitlines()
+    assert first.startswith("composer: the disk is full: ") and first.endswith("free space and resume")
+    assert any("continue with: composer resume=" in note for note in notes)
+    assert RunDirectory(Path("here")).status is Status.failed
 
 
 def test_a_bug_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -613,6 +637,40 @@ def test_a_closed_output_stops_nothing(runs: list[Any], monkeypatch: pytest.Monk
         assert main(argv) == (2 if "nope=1" in argv else 0)
         sys.stdout.close()
         sys.stderr.close()
+
+
+def warn_much(config: Config, plan: Any, run_dir: Path) -> int:
+    for i in range(3):
+        logging.getLogger("ours").warning("trouble %d", i)
+    return 0
+
+
+@pytest.mark.parametrize("dead", ["full disk", "no reader", "closed", "closed later"])
+def test_warnings_that_nobody_can_read_stop_no_run(
+    dead: str, monkeypatch: pytest.MonkeyPatch, own_folder: Path
+) -> None:
+    def run(config: Config, plan: Any, run_dir: Path) -> int:
+        if dead == "closed later":
+            sys.stderr.close()
+        return warn_much(config, plan, run_dir)
+
+    stand_in(monkeypatch, run)
+    read, write = os.pipe()
+    os.close(read)
+    with open("/dev/full", "w") if dead == "full disk" else os.fdopen(write, "w") as stream:  # noqa: PTH123
+        monkeypatch.setattr(sys, "stderr", stream)
+        if dead == "closed":
+            stream.close()
+        assert main(["hydra.run.dir=here"]) == 0
+    assert RunDirectory(own_folder / "here").status is Status.finished
+    assert [f"ours: trouble {i}" in (own_folder / "here" / "composer.log").read_text() for i in range(3)] == [True] * 3
+
+
+def test_a_log_on_a_full_disk_stops_no_run(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    stand_in(monkeypatch, warn_much)
+    assert main(["hydra.run.dir=here", "hydra.job_logging.handlers.file.filename=/dev/full"]) == 0
+    error = capfd.readouterr().err
+    assert "ours: trouble 2" in error and "Logging error" not in error and "Traceback" not in error
 
 
 def test_a_terminal_that_closes_interrupts_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
