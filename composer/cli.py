@@ -32,7 +32,7 @@ from composer import __version__
 from composer import config as config_files
 from composer.binding import bind
 from composer.compose import HydraSession, directory, normalise
-from composer.errors import ComposerError, ConfigError, MachineError, ResumeError
+from composer.errors import ComposerError, ConfigError, MachineError, ResumeError, is_disk_full
 from composer.explain import parse
 from composer.plan import RunPlan, make_plan
 from composer.plan import save as save_plan
@@ -424,11 +424,14 @@ def _execute(config: Config, plan: RunPlan, run_dir: Path) -> int:
         except KeyboardInterrupt:
             status = Status.interrupted
             raise
-        except Exception as error:
+        except Exception as cause:
+            error = cause
+            if is_disk_full(cause) and not isinstance(cause, ComposerError):
+                error = MachineError(f"the disk is full: {run_dir} could not be written; free space and resume")
             if (run_dir / "logs").is_dir():  # something was begun
                 error.add_note(f"the processes' own logs are in {run_dir / 'logs'}")
                 error.add_note(f"what is finished is kept; continue with: {pasteable('composer', f'resume={run_dir}')}")
-            raise
+            raise error from cause.__cause__
         finally:
             directory.set_status(status)
     return code

@@ -5,6 +5,8 @@ The command line prints these as one plain sentence; anything else is a bug and 
 
 from __future__ import annotations
 
+import errno
+
 
 class ComposerError(Exception):
     """Base of all errors that a user can act on.
@@ -100,3 +102,13 @@ class ResumeError(ComposerError):
     """A run directory cannot be continued."""
 
     exit_code = 2
+
+
+def is_disk_full(error: BaseException) -> bool:
+    """Whether a full disk is behind an error: it says so itself, one that it came from does, or one of its group."""
+    if isinstance(error, BaseExceptionGroup) and any(map(is_disk_full, error.exceptions)):
+        return True
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return True
+    behind = error.__cause__ or error.__context__
+    return behind is not None and is_disk_full(behind)

@@ -19,7 +19,7 @@ import ray.exceptions
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from composer.checks.common import world_size
-from composer.errors import ComposerError, LauncherError, MachineError
+from composer.errors import ComposerError, LauncherError, MachineError, WeightSyncError, is_disk_full
 from composer.layout import Layout
 from composer.rl.packing import PackedRows
 from composer.schema import Config
@@ -350,7 +350,8 @@ def _own_error(cause: BaseException, role: str) -> BaseException:
     """The error of an actor as a user should meet it; what is a bug of ours stays as it is, traceback included."""
     if isinstance(cause, ComposerError):
         return cause
-    if "No space left on device" in "".join(traceback.format_exception(cause)):
+    # What came from another process has its chain as text only.
+    if is_disk_full(cause) or "No space left on device" in "".join(traceback.format_exception(cause)):
         return MachineError(
             f"the disk is full: the {role} process could not write; free space and resume, what is finished is kept"
         )

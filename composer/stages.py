@@ -50,8 +50,22 @@ class Run:
         """Env workers, and generators once a model is there."""
         return Rollouts(self.config, self.layout, self.label, self._options, self.console.warn)
 
+    async def prepare(self) -> None:
+        """Make what all stages read, unless it is there: the tokenizer, and the expert's sessions for fine-tuning."""
+        if self.layout.sessions.exists():  # written last
+            return
+        self.console.info("preparing the tokenizer")
+        if wants_sessions(self.config):
+            count = self.config.mix.sessions.num_sessions
+            with self.console.stage("expert", total=count, unit="sessions") as bar:
+                await self.rollouts.prepare(bar.update)
+                bar.update(count)
+        else:
+            await self.rollouts.prepare(lambda count: None)
+
     async def start_generators(self, model: Path, policy_version: int = 0) -> None:
         """Start the generators unless they run already."""
+        await self.prepare()
         if not self._generators_started:
             self.console.info(f"starting {self.config.generator.num_replicas} generator(s) on {model}")
             await self.rollouts.start_generators(model, policy_version)
@@ -113,15 +127,8 @@ def weights_directory(config: Config, layout: Layout, label: str) -> Path:
 async def pretrain_stage(run: Run, stage: Stage) -> dict[str, Any]:
     """Train the phases of the mix, one after the other."""
     config, layout = run.config, run.layout
-    trainers, rollouts = run.trainers, run.rollouts  # both start now, at the same time
-    run.console.info("preparing the tokenizer")
-    if wants_sessions(config) and not layout.sessions.exists():
-        count = config.mix.sessions.num_sessions
-        with run.console.stage("expert", total=count, unit="sessions") as bar:
-            await rollouts.prepare(bar.update)
-            bar.update(count)
-    else:
-        await rollouts.prepare(lambda count: None)
+    trainers = run.trainers  # starts while the env workers prepare
+    await run.prepare()
     model = Path(config.model.checkpoint) if config.model.checkpoint else None
     done = 0
     with run.record.stage(stage.value) as record:
@@ -132,7 +139,8 @@ async def pretrain_stage(run: Run, stage: Stage) -> dict[str, Any]:
                 first = max(layout.checkpoints(layout.phase(name)), default=0)
                 with run.console.stage(name, total=total, unit="steps", done=first) as bar:
                     async for step, metrics in trainers.train_phase(name, model, sessions):
-                        record.log(done + step, metrics)
+                        if step or not done:  # a later phase starts from what the phase before logged last
+                            record.log(done + step, metrics)
                         bar.update(step, _short(metrics, loss="loss/train", codebase="loss/codebase"))
             model = exported
             done += total
@@ -204,7 +212,7 @@ async def rl_stage(run: Run, stage: Stage) -> dict[str, Any]:
                 "reward": "reward/mean",
                 "best": "reward/best",
                 "stale": "staleness/mean",
-                "tokens/s": "throughput/tokens_per_s",
+                "tokens/s": "throughput/generated_tokens_per_s",
             }
             bar.update(step.step, _short(step.metrics, **shown))
             for trajectory in [t for g in step.groups for t in g.trajectories][: config.tracking.traces_per_step]:

@@ -360,5 +360,6 @@ class EnvWorker:
 
 
 def wants_sessions(config: Config) -> bool:
-    """Whether a phase of the mix reads the scripted expert's sessions."""
-    return any(s.kind is SourceKind.sessions for p in config.mix.phases.values() for s in p.sources.values())
+    """Whether a phase that is to be trained reads the scripted expert's sessions."""
+    phases = config.mix.phases.values() if Stage.pretrain in config.stages else ()
+    return any(source.kind is SourceKind.sessions for phase in phases for source in phase.sources.values())

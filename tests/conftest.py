@@ -17,6 +17,8 @@ from pathlib import Path
 
 import pytest
 
+from composer.identity import start_time
+
 # Before anything imports torch: two OpenMP threads a process on two cores run up to 50 times slower than one.
 os.environ.update(
     OMP_NUM_THREADS="1",
@@ -96,7 +98,7 @@ def traces() -> set[str]:
 def used_by_others(trace: str, ours: set[int]) -> bool:
     """Whether a process that this session did not start owns, maps, opens or lives in `trace`: not ours then."""
     owner = re.search(r"[.-](\d+)[.-]\w+$", trace)  # <name>.<pid>.<start time or a random word>
-    if owner and int(owner[1]) not in {*ours, os.getpid()} and Path("/proc", owner[1]).exists():
+    if owner and int(owner[1]) not in {*ours, os.getpid()} and start_time(int(owner[1])) is not None:
         return True
     if trace.startswith("/sys/fs/cgroup"):
         try:

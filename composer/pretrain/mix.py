@@ -21,6 +21,10 @@ _BYTES_PER_TOKEN = 4
 log = logging.getLogger(__name__)
 
 
+CODEBASE_PIECE_BYTES = 2048
+"""How long the codebase's pieces are: the same in all phases, so that their losses are of the same text."""
+
+
 def piece_bytes(seq_len: int) -> int:
     """How long pieces are for rows of `seq_len` tokens."""
     return seq_len * _BYTES_PER_TOKEN
@@ -29,13 +33,13 @@ def piece_bytes(seq_len: int) -> int:
 class Codebase:
     """The held-out documents of a mix."""
 
-    def __init__(self, mix: MixConfig, seq_len: int, warn: Callable[[str], None] = log.warning) -> None:
+    def __init__(self, mix: MixConfig, warn: Callable[[str], None] = log.warning) -> None:
         """Choose them; `warn` is told what is left out.
 
         Raises:
             CorpusError: the source cannot be opened, or the share is so small that no document is held out.
         """
-        documents = open_source("mix.codebase", mix.codebase, piece_bytes(seq_len), warn)
+        documents = open_source("mix.codebase", mix.codebase, CODEBASE_PIECE_BYTES, warn)
         self.documents = [d for d in documents if held_out(d.name, mix.codebase_share)]
         if not self.documents:
             raise CorpusError(
@@ -185,7 +189,7 @@ def look_at_sources(config: Config) -> list[str]:
     """
     warnings: list[str] = []
     if Stage.pretrain in config.stages:
-        codebase = Codebase(config.mix, max(p.seq_len for p in config.mix.phases.values()), warnings.append)
+        codebase = Codebase(config.mix, warnings.append)
         for name, phase in config.mix.phases.items():
             if phase.kind is PhaseKind.pretrain:
                 key = f"mix.phases.{name}.sources"

@@ -22,6 +22,11 @@ class Row:
     labels: list[int]
     positions: list[int]
 
+    @property
+    def num_labels(self) -> int:
+        """Tokens of the row from which something is learned."""
+        return len(self.labels) - self.labels.count(NO_LOSS)
+
 
 @dataclass(frozen=True)
 class Session:

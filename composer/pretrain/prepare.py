@@ -47,9 +47,9 @@ def _mix_texts(config: Config) -> chain[str]:
         raise CorpusError(
             "model.tokenizer=None: there is no pretraining phase to learn a tokenizer from; give model.tokenizer"
         )
+    codebase = Codebase(config.mix)
     texts = []
     for name, phase in phases.items():
-        codebase = Codebase(config.mix, phase.seq_len)
         mix = Mix(f"mix.phases.{name}.sources", phase.sources, codebase, phase.seq_len, config.seed)
         texts.append(sample_text(mix, SAMPLE_BYTES // len(phases)))
     return chain.from_iterable(texts)

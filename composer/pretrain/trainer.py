@@ -20,8 +20,8 @@ from composer.pretrain.tokenizer import Encoder
 from composer.schema import MixConfig, ModelConfig, ParallelConfig, PhaseKind
 
 _CODEBASE_ROW = 512
-"""Tokens of context in which held-out code is scored (less if the model knows fewer positions); the same in all phases,
-so that their losses can be compared."""
+"""Tokens of context in which held-out code is scored (less if the model knows fewer positions). The same in all phases,
+so that their losses can be compared; except in a pipeline, which learns one length, that of the phase."""
 _TOKENS_AT_ONCE = 8192
 """Tokens of a micro-batch, for training and for scoring (one row at least)."""
 
@@ -56,9 +56,10 @@ def train_phase(phase: Phase) -> Iterator[tuple[int, dict[str, float]]]:
 
     Yields:
         On rank 0, after each optimizer step, the step and its numbers: `loss/train`, what `TitanTrainer.update` says
-        under `train/`, where the data stands under `mix/`, and `loss/codebase` (mean negative log-likelihood of a
-        held-out token, in nats) every `evaluate_every` steps, before the first step (as step 0) and after the last
-        one. Other ranks yield nothing. When it ends, `phase.exported` is there.
+        under `train/`, `throughput/trained_tokens_per_s` (tokens from which something is learned, of all ranks: no
+        padding, and in fine-tuning only the assistant's), where the data stands under `mix/`, and `loss/codebase`
+        (mean negative log-likelihood of a held-out token, in nats) every `evaluate_every` steps, before the first
+        step (as step 0) and after the last one. Other ranks yield nothing. When it ends, `phase.exported` is there.
 
     Raises:
         CorpusError: a source is missing, or nothing of it is left to train on.
@@ -80,7 +81,7 @@ def train_phase(phase: Phase) -> Iterator[tuple[int, dict[str, float]]]:
         )
     if phase.model.checkpoint is not None:
         check_checkpoint(Path(phase.model.checkpoint), phase.model)
-    codebase = Codebase(phase.mix, config.seq_len)
+    codebase = Codebase(phase.mix)
     batches = _batches(phase, encoder, codebase)
     trainer = _build(phase, batches.num_steps)
     try:
@@ -104,10 +105,12 @@ def _train(
         if first:
             yield step, {"loss/codebase": codebase_loss}
     while step < batches.num_steps:
-        updated = trainer.update(_microbatches(trainer, batches.next()))
+        rows = batches.next()
+        updated = trainer.update(_microbatches(trainer, rows))
         step = trainer.step
         metrics = {"loss/train": updated.pop("loss"), **{f"train/{n}": v for n, v in updated.items()}}
-        metrics |= {"throughput/tokens_per_s": updated["tokens"] / updated["seconds"], **batches.metrics()}
+        metrics["throughput/trained_tokens_per_s"] = sum(row.num_labels for row in rows) / updated["seconds"]
+        metrics |= batches.metrics()
         last = step == batches.num_steps
         if last or step % config.evaluate_every == 0:
             metrics["loss/codebase"] = trainer.mean_loss(held_out)

@@ -145,7 +145,7 @@ class Controller:
                 metrics |= {
                     "time/wait_s": waited,
                     "time/step_s": seconds,
-                    "throughput/tokens_per_s": tokens / seconds,
+                    "throughput/generated_tokens_per_s": tokens / seconds,
                     "groups/dropped": float(self._num_dropped),
                     "groups/ready": float(len(self._ready)),
                     "groups/running": float(len(self._running)),

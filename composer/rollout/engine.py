@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from composer.errors import GeneratorError, WeightSyncError
-from composer.identity import pid_namespace
+from composer.identity import pid_namespace, start_time
 from composer.rollout import vllm_internals
 from composer.rollout.engine_args import engine_arguments, engine_environment
 from composer.schema import Accelerator, GeneratorConfig, WeightSyncConfig
@@ -330,7 +330,7 @@ def sweep() -> int:
     ours = f"{SOCKETS_PREFIX}{pid_namespace():x}-"  # not those of another container that shares this folder
     for folder in Path(tempfile.gettempdir()).glob(f"{ours}*"):
         owner = folder.name.removeprefix(ours).partition("-")[0]
-        if owner.isdigit() and not Path(f"/proc/{owner}").exists():
+        if owner.isdigit() and start_time(int(owner)) is None:
             shutil.rmtree(folder, ignore_errors=True)
             removed += 1
     return removed

@@ -73,6 +73,7 @@ class Record:
         warn: Callable[[str], None],
         system_metrics_every_s: float | None,
         retry_s: tuple[float, float] = (5.0, 300.0),
+        run_root: Path | None = None,
     ) -> None:
         """Use `open`, which makes the state and the server from a config."""
         self.run_dir = run_dir
@@ -81,7 +82,7 @@ class Record:
         self._state = state
         self._server = server
         self._lock = threading.RLock()
-        self._sender = Sender(run_dir, state, self._lock, server, warn, retry_s)
+        self._sender = Sender(run_dir, state, self._lock, server, warn, retry_s, run_root)
         self._sender.save()
         self._sender.start()
         self._sampler = SystemSampler(self._log_system, system_metrics_every_s) if system_metrics_every_s else None
@@ -142,6 +143,7 @@ class Record:
             warn=warn or _warn_on_stderr,
             system_metrics_every_s=tracking.get("system_metrics_every_s"),
             retry_s=retry_s,
+            run_root=run_root,
         )
 
     def stage(self, name: str) -> StageRecord:

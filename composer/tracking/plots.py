@@ -73,7 +73,11 @@ PLOTS = (
         "policy versions",
     ),
     Plot(
-        "throughput.png", "Throughput of RL", "rl", (Curve("throughput/tokens_per_s", "generated tokens"),), "tokens/s"
+        "throughput.png",
+        "Throughput of RL",
+        "rl",
+        (Curve("throughput/generated_tokens_per_s", "generated tokens"),),
+        "tokens/s",
     ),
 )
 

@@ -39,6 +39,7 @@ class Sender:
         server: Server,
         warn: Callable[[str], None],
         retry_s: tuple[float, float] = (5.0, 300.0),
+        run_root: Path | None = None,
     ) -> None:
         """Set up; `start` begins.
 
@@ -49,8 +50,10 @@ class Sender:
             server: where to send to.
             warn: gets one plain sentence when something goes wrong for the first time.
             retry_s: first and longest wait after a failure, in seconds.
+            run_root: below which other runs lie, as `<day>/<run>` or `<day>/<sweep>/<job>`.
         """
         self.run_dir = run_dir
+        self.run_root = run_root or run_dir.parent
         self.state = state
         self.lock = lock
         self.server = server
@@ -193,8 +196,9 @@ class Sender:
             self.state.experiment_id = self.server.experiment_id
 
     def _repair_neighbours(self) -> None:
-        """End the runs of neighbouring run directories whose process was killed."""
-        for path in self.run_dir.parent.glob(f"*/{states.FILE_NAME}"):
+        """End the runs of other run directories whose process was killed."""
+        found = [p for depth in range(1, 4) for p in self.run_root.glob("*/" * depth + states.FILE_NAME)]
+        for path in {*found, *self.run_dir.parent.glob(f"*/{states.FILE_NAME}")}:
             other = None if path.parent == self.run_dir else states.load(path.parent)
             if other is None or other.uri != self.state.uri or not other.writer_is_dead():
                 continue

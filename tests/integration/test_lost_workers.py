@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -51,17 +52,19 @@ def processes_of(driver: int, name: str = "") -> list[psutil.Process]:
     return found
 
 
-def traces_of(run_dir: Path, driver: int) -> list[str]:
-    """What is left on this machine of a run that has ended."""
+def traces_of(driver: int) -> list[str]:
+    """What is left on this machine of a run that has ended; all of it has the driver's number in its name."""
     temporary = Path(tempfile.gettempdir())
-    name = run_dir.name.replace("_", "-")[-20:]
+    named = re.compile(rf"composer.*[-.]{driver}([-.]|$)")
     places = [
         *Path("/dev/shm").iterdir(),
         *Path("/sys/fs/cgroup").glob("**/composer*"),
         *temporary.glob("composer-sandbox-*/*"),
     ]
-    places = [p for p in places if name in p.name] + list(temporary.glob(f"composer-ray-{driver}-*"))
-    return [str(p) for p in places] + [m for m in Path("/proc/self/mountinfo").read_text().splitlines() if name in m]
+    places = [p for p in places if named.search(p.name)] + list(temporary.glob(f"composer-ray-{driver}-*"))
+    return [str(p) for p in places] + [
+        m for m in Path("/proc/self/mountinfo").read_text().splitlines() if named.search(m)
+    ]
 
 
 @pytest.fixture
@@ -120,7 +123,7 @@ def test_a_killed_env_worker_and_one_that_hangs(tmp_path, driver):
     assert time.monotonic() - started < 10
     assert "Traceback" not in log.read_text()
     assert json.loads((run_dir / "status.json").read_text())["status"] == "interrupted"
-    assert processes_of(process.pid) == [] and traces_of(run_dir, process.pid) == []
+    assert processes_of(process.pid) == [] and traces_of(process.pid) == []
 
     # From another folder its plugin is still found.
     resume = [*command, "plan", f"resume={run_dir}"]

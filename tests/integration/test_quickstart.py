@@ -6,7 +6,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 
@@ -15,6 +14,7 @@ import pytest
 import yaml
 
 from launchers.base import OWNER_VARIABLE, Owner
+from tests.conftest import traces, used_by_others
 
 REPOSITORY = Path(__file__).parents[2]
 NUM_STEPS = 6
@@ -88,14 +88,9 @@ def listening(processes: list[psutil.Process]) -> set[str]:
     return addresses
 
 
-def traces() -> set[str]:
-    """What a run may leave behind: shared memory, semaphores, folders, control groups, mounts."""
-    shared = {p for p in Path("/dev/shm").glob("*") if p.name.startswith(("composer", "sem.", "vllm", "psm_", "torch"))}
-    temporary = Path(tempfile.gettempdir())
-    folders = {*temporary.glob("composer-[!s]*"), *temporary.glob("composer-sandbox-*/*")}
-    groups = {*Path("/sys/fs/cgroup").glob("**/composer*")}
-    mounts = {line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()}
-    return {str(p) for p in shared | folders | groups} | {m for m in mounts if "/composer-" in m}
+def left_since(before: set[str]) -> set[str]:
+    """What is there now, was not before, and belongs to no process that lives."""
+    return {trace for trace in traces() - before if not used_by_others(trace, set())}
 
 
 def events(run_dir: Path) -> list[dict]:
@@ -157,7 +152,7 @@ def test_killed_resumed_interrupted_resumed(tmp_path):
     assert time.monotonic() - started < INTERRUPT_DEADLINE_S
     assert f"composer resume={run_dir}" in driver.output
     assert processes_of(driver.process.pid) == []
-    assert traces() <= before
+    assert left_since(before) == set()
 
     # What was finished before the kill was trained as recorded.
     steps = trained(run_dir)
@@ -180,7 +175,7 @@ def test_killed_resumed_interrupted_resumed(tmp_path):
     driver = Driver(tmp_path, f"resume={run_dir}")
     assert driver.process.wait(600) == 0, driver.output
     assert processes_of(driver.process.pid) == []
-    assert traces() <= before
+    assert left_since(before) == set()
 
     # No step is missing and no task was trained twice.
     steps = trained(run_dir)
@@ -199,6 +194,16 @@ def test_killed_resumed_interrupted_resumed(tmp_path):
     again = Driver(tmp_path, f"resume={run_dir}")
     assert again.process.wait(60) == 2
     assert "finished" in again.output
+
+    # RL alone, from what the phases before it have made.
+    alone = ["stages=[evaluate_before,rl,evaluate_after]", f"model.checkpoint={run_dir}/stages/pretrain/sft/exported"]
+    few = ["algorithm.num_steps=2", "evaluation.num_tasks=2", f"run_root={tmp_path / 'alone'}"]
+    driver = Driver(tmp_path, *OVERRIDES, *few, *alone)
+    assert driver.process.wait(300) == 0, driver.output
+    [summary] = (tmp_path / "alone").glob("*/*/summary.json")
+    assert list(json.loads(summary.read_text())["stages"]) == ["evaluate_before", "rl", "evaluate_after"]
+    assert sorted(trained(summary.parent)) == [1, 2]
+    assert "expert" not in driver.output  # nothing is fine-tuned, so no sessions are recorded
 
 
 def check_summary(run_dir: Path, tmp_path: Path) -> None:
@@ -223,12 +228,14 @@ def check_metrics(run_dir: Path) -> None:
         "mismatch/p99",
         "mismatch/k3",
         "staleness/max",
-        "throughput/tokens_per_s",
+        "throughput/generated_tokens_per_s",
     ):
         assert sorted(logged(run_dir, "rl", name)) == list(range(1, NUM_STEPS + 1)), name
     assert max(logged(run_dir, "rl", "mismatch/p90").values()) < 1e-4
     assert max(logged(run_dir, "rl", "staleness/max").values()) <= 1
     assert len(logged(run_dir, "pretrain", "loss/codebase")) >= 3
+    trained_tokens = logged(run_dir, "pretrain", "throughput/trained_tokens_per_s")
+    assert set(trained_tokens) == set(logged(run_dir, "pretrain", "loss/train")) and min(trained_tokens.values()) > 0
 
 
 def check_record(run_dir: Path, tmp_path: Path) -> None:

@@ -245,7 +245,7 @@ def test_a_full_disk_under_a_run_is_a_sentence(
     assert main(["hydra.run.dir=here"]) == 3
     first, *notes = capsys.readouterr().err.splitlines()
     assert first.startswith("composer: the disk is full: ") and first.endswith("free space and resume")
-    assert any("continue with: composer resume=" in note for note in notes)
+    assert any("continue with: " in note and "resume=" in note for note in notes)
     assert RunDirectory(Path("here")).status is Status.failed
 
 

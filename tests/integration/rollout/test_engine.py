@@ -19,6 +19,8 @@ from typing import Any
 import pytest
 
 from composer.errors import GeneratorError, WeightSyncError
+from composer.identity import start_time
+from composer.rollout import vllm_internals
 from composer.rollout.engine import Engine
 from composer.schema import GeneratorConfig, WeightSyncConfig
 from composer.types import Generation, LoadReport, Probe
@@ -92,13 +94,13 @@ def live(model: Path, directory: Path) -> Iterator[Live]:
     with asyncio.Runner() as runner:
         engine = Live(runner, model, VersionStore.create(directory))
         processes = engine.processes
-        assert processes and all(Path(f"/proc/{p}").exists() for p in processes)
+        assert processes and all(start_time(p) is not None for p in processes)
         # A semaphore that still has a name would outlive a killed engine. Mappings show inodes in their fifth field.
         mapped = {line.split()[4] for p in processes for line in Path(f"/proc/{p}/maps").read_text().splitlines()}
         assert not [s for s in Path("/dev/shm").glob("sem.*") if str(s.stat().st_ino) in mapped]
         yield engine
         runner.run(engine.engine.stop())
-        assert not any(Path(f"/proc/{p}").exists() for p in processes)
+        assert not any(start_time(p) is not None for p in processes)
 
 
 @pytest.fixture(scope="module")
@@ -276,7 +278,7 @@ def test_a_probe_that_disagrees_ends_the_engine_and_lets_no_token_out(fresh_b: L
     assert isinstance(failed, WeightSyncError) and "weight_sync.verify_tolerance=0.0001" in str(failed)
     assert isinstance(request, GeneratorError) and "verify_tolerance" in str(request)
     assert not fresh_b.engine.alive
-    assert not any(Path(f"/proc/{p}").exists() for p in fresh_b.processes)
+    assert not any(start_time(p) is not None for p in fresh_b.processes)
     with pytest.raises(GeneratorError, match="dead.*must be started again"):
         fresh_b.generate(prompts(1), max_tokens=1)
     with pytest.raises(GeneratorError, match="dead"):

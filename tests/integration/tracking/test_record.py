@@ -204,17 +204,18 @@ def test_killed_twice_and_resumed_it_is_one_run_without_a_gap(make_config: Confi
     assert sorted((point.step, point.value) for point in history) == [(step, step / 10) for step in range(15)]
 
 
-def test_the_next_run_ends_what_a_killed_neighbour_left_running(make_config: Config, run_dir: Path) -> None:
+@pytest.mark.parametrize("place", ["other", "another day/other", "another day/sweep/0"])
+def test_the_next_run_ends_what_a_killed_one_left_running(make_config: Config, run_dir: Path, place: str) -> None:
     config = make_config()
-    killed_session(config, run_dir, 0)
-    second = run_dir.with_name("second")
-    second.mkdir()
-    with Record.open(config, second) as record:
+    other = run_dir.parent / place
+    other.mkdir(parents=True)
+    killed_session(config, other, 0)
+    with Record.open(config, run_dir) as record:
         assert record.flush(60)
-        assert runs_of(run_dir)["first"].info.status == "KILLED"
+        assert runs_of(run_dir)[other.name].info.status == "KILLED"
         assert runs_of(run_dir)["rl"].info.status == "KILLED"
-        assert runs_of(run_dir)["second"].info.status == "RUNNING", "a live neighbour is let alone"
-    killed = states.load(run_dir)
+        assert runs_of(run_dir)[run_dir.name].info.status == "RUNNING", "a live one is let alone"
+    killed = states.load(other)
     assert killed is not None and {run.sent_status for run in killed.runs.values()} == {"KILLED"}
 
 

@@ -47,7 +47,7 @@ def test_shares_of_tokens_follow_the_weights(folder: Path, tmp_path: Path) -> No
         "files": files(folder, weight=3),
         "lines": SourceConfig(kind=SourceKind.jsonl, path=str(lines), text_field="body", weight=1),
     }
-    mix = Mix(KEY, sources, Codebase(MixConfig(name="m"), 16), seq_len=16, seed=0)
+    mix = Mix(KEY, sources, Codebase(MixConfig(name="m")), seq_len=16, seed=0)
     texts = list(sample_text(mix, 20_000))
     assert mix.tokens()["files"] / mix.tokens()["lines"] == pytest.approx(3, rel=0.02)
     assert mix.epochs()["lines"] > 2
@@ -56,7 +56,7 @@ def test_shares_of_tokens_follow_the_weights(folder: Path, tmp_path: Path) -> No
 
 def test_the_order_comes_from_the_seed_and_resumes(folder: Path) -> None:
     def mix(seed: int) -> Mix:
-        return Mix(KEY, {"a": files(folder), "b": STDLIB}, Codebase(MixConfig(name="m"), 16), seq_len=16, seed=seed)
+        return Mix(KEY, {"a": files(folder), "b": STDLIB}, Codebase(MixConfig(name="m")), seq_len=16, seed=seed)
 
     def texts(stream: Mix, count: int) -> list[str]:
         found = []
@@ -88,10 +88,10 @@ def test_an_epoch_reads_every_piece_once(folder: Path) -> None:
 
 def test_the_codebase_is_never_read(folder: Path) -> None:
     config = MixConfig(name="m", codebase=files(folder), codebase_share=0.2)
-    codebase = Codebase(config, 16)
+    codebase = Codebase(config)
     assert 5 <= len(codebase.documents) <= 20
     secret = {line for p in codebase.pieces() for line in p.text.splitlines()}
-    again = [p.text for p in Codebase(config, 16).pieces()]
+    again = [p.text for p in Codebase(config).pieces()]
     assert again == [p.text for p in codebase.pieces()]
     # the same folder from its parent, under other names, is the same files
     mix = Mix(KEY, {"a": files(folder.parent)}, codebase, seq_len=16, seed=0)
@@ -100,7 +100,7 @@ def test_the_codebase_is_never_read(folder: Path) -> None:
 
 
 def test_the_prose_of_a_held_out_module_is_held_out_too() -> None:
-    codebase = Codebase(MixConfig(name="m", codebase_share=0.3), 64)
+    codebase = Codebase(MixConfig(name="m", codebase_share=0.3))
     held = {d.name for d in codebase.documents}
     mix = Mix(KEY, {"p": SourceConfig(kind=SourceKind.stdlib_prose)}, codebase, seq_len=64, seed=0)
     read = {d.name.split(":")[0] for d, _ in mix._places["p"]}
@@ -112,7 +112,7 @@ def test_long_texts_are_cut_at_line_ends(tmp_path: Path) -> None:
     path = tmp_path / "long.jsonl"
     text = "".join(f"line {i}\n" for i in range(1000)) + "the end"
     path.write_text(json.dumps({"text": text}))
-    mix = Mix(KEY, {"x": SourceConfig(kind=SourceKind.jsonl, path=str(path))}, Codebase(MixConfig(name="m"), 16), 16, 0)
+    mix = Mix(KEY, {"x": SourceConfig(kind=SourceKind.jsonl, path=str(path))}, Codebase(MixConfig(name="m")), 16, 0)
     pieces = []
     while mix.epochs()["x"] < 1:
         pieces.append(mix.next()[1])
@@ -153,7 +153,7 @@ def test_docstrings_by_hand() -> None:
 )
 def test_what_is_missing_is_one_plain_sentence(source: SourceConfig, message: str) -> None:
     with pytest.raises(CorpusError, match=message):
-        Mix(KEY, {"x": source}, Codebase(MixConfig(name="m"), 16), seq_len=16, seed=0)
+        Mix(KEY, {"x": source}, Codebase(MixConfig(name="m")), seq_len=16, seed=0)
 
 
 def jsonl(path: Path, content: bytes) -> SourceConfig:
@@ -262,6 +262,6 @@ def test_every_source_is_looked_at_before_a_run(folder: Path) -> None:
 def test_files_without_text_end_with_a_message(tmp_path: Path) -> None:
     for i in range(3):
         (tmp_path / f"{i}.txt").write_text("\n\n")
-    mix = Mix(KEY, {"x": files(tmp_path)}, Codebase(MixConfig(name="m"), 16), seq_len=16, seed=0)
+    mix = Mix(KEY, {"x": files(tmp_path)}, Codebase(MixConfig(name="m")), seq_len=16, seed=0)
     with pytest.raises(CorpusError, match=r"mix\.phases\.base\.sources\.x: holds no text"):
         mix.next()

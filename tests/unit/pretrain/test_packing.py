@@ -51,10 +51,12 @@ def test_sessions_by_hand() -> None:
     assert pack_sessions([short, long], 8, multiple=4, pad_id=9) == [
         Row([1, 2, 3, 4, 5, 6, 7, 9], [X, 3, 4, X, X, 7, X, X], [0, 1, 2, 3, 4, 0, 1, 2])
     ]
-    assert pack_sessions([short, long], 5) == [
+    rows = pack_sessions([short, long], 5)
+    assert rows == [
         Row([1, 2, 3, 4, 5], [X, 3, 4, X, X], [0, 1, 2, 3, 4]),
         Row([6, 7, 0, 0, 0], [7, X, X, X, X], [0, 1, 2, 3, 4]),
     ]
+    assert [row.num_labels for row in rows] == [2, 1]
 
 
 def test_sessions_are_never_split() -> None:

@@ -27,8 +27,10 @@ def test_memory(backend: BubblewrapBackend, run: Callable) -> None:
     # Many small hogs together are bounded as one large one is.
     hogs = "\n".join(f"python3 -c \"import time; x = b'x' * {40 * MIB}; time.sleep(3)\" & p{i}=$!" for i in range(5))
     waits = "; ".join(f"wait $p{i}; echo $?" for i in range(5))
-    codes = run(sandbox.shell(f"{hogs}\n{waits}")).output.split()
-    assert b"0" in codes or b"137" in codes
+    result = run(sandbox.shell(f"{hogs}\n{waits}"))
+    codes = result.output.split()
+    if len(codes) < 5:  # without control groups nobody can say who took too much: all of the command is killed
+        assert result.exit_code == 137
     assert codes.count(b"0") <= 2
     assert run(sandbox.shell("echo alive")).output.endswith(b"alive\n")
     assert run(sandbox.stats()).peak_memory_bytes <= 128 * MIB
