@@ -19,7 +19,7 @@ import ray.exceptions
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from composer.checks.common import world_size
-from composer.errors import ComposerError, LauncherError, MachineError, WeightSyncError, is_disk_full
+from composer.errors import ClusterError, ComposerError, LauncherError, MachineError, WeightSyncError, is_disk_full
 from composer.layout import Layout
 from composer.rl.packing import PackedRows
 from composer.schema import Config
@@ -126,7 +126,7 @@ class Trainers:
         self.num_data_ranks, self.sequence_multiple = 1, 1
         self._data_ranks: list[int] = []
         self._sync: WeightSync | None = None
-        self._timeout_s = config.parallel.timeout_s
+        self._timeout_s, self._publish_timeout_s = config.parallel.timeout_s, config.weight_sync.timeout_s
 
     async def ready(self) -> None:
         """Let the ranks meet.
@@ -176,9 +176,22 @@ class Trainers:
         return (await self._all(rank.reference_score.remote(sequences) for rank in self.ranks))[0]
 
     async def synchronise(self, version: int, probe: Sequence[int]) -> dict[str, float]:
-        """Publish, load on every generator, verify."""
+        """Publish, load on every generator, verify.
+
+        Raises:
+            WeightSyncError: the version was not published within `weight_sync.timeout_s`, or a generator did not load
+                or verify it.
+        """
         assert self._sync is not None, "open_policy comes first"
-        published = (await self._all(rank.publish.remote(version, list(probe)) for rank in self.ranks))[0]
+        answers = [arrive(rank.publish.remote(version, list(probe)), "trainer") for rank in self.ranks]
+        try:
+            async with asyncio.timeout(self._publish_timeout_s):
+                published = (await asyncio.gather(*answers))[0]
+        except TimeoutError:
+            raise WeightSyncError(
+                f"weight_sync.timeout_s={self._publish_timeout_s:g}: version {version} was not published by then; "
+                "raise it, or publish to faster storage (weight_sync.directory)"
+            ) from None
         return published | await self._sync.load(version)
 
     async def save(self) -> None:

@@ -8,9 +8,9 @@ from types import SimpleNamespace
 import pytest
 
 from composer.compose import compose
-from composer.errors import ConfigError, CorpusError, LauncherError, PlanError
+from composer.errors import ConfigError, CorpusError, LauncherError, PlanError, WeightSyncError
 from composer.layout import Layout
-from composer.processes import Rollouts
+from composer.processes import Rollouts, Trainers
 from composer.types import Group, Split
 from composer.workers import last_words
 
@@ -129,3 +129,44 @@ def test_a_dead_worker_is_left_out_and_its_groups_run_elsewhere(tmp_path: Path) 
 def test_an_error_with_parts_travels_from_an_actor(kind: type[ConfigError]) -> None:
     error = pickle.loads(pickle.dumps(kind("a.b", 3, "mend it")))
     assert (type(error), error.key, error.value, str(error)) == (kind, "a.b", 3, "a.b=3: mend it")
+
+
+class PublishingRank:
+    """A trainer rank whose publication takes `seconds`."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self.publish = SimpleNamespace(remote=self._publish)
+
+    async def _publish(self, version: int, probe: list[int]) -> dict[str, float]:
+        await asyncio.sleep(self.seconds)
+        return {"weight_sync/bytes": float(version)}
+
+
+class Loading:
+    """Generators that load at once."""
+
+    async def load(self, version: int) -> dict[str, float]:
+        return {"weight_sync/load_s": 0.5}
+
+
+def trainers(*seconds: float, publish_timeout_s: float, step_timeout_s: float) -> Trainers:
+    made = Trainers.__new__(Trainers)
+    made.__dict__.update(
+        ranks=[PublishingRank(s) for s in seconds],
+        _sync=Loading(),
+        _publish_timeout_s=publish_timeout_s,
+        _timeout_s=step_timeout_s,
+    )
+    return made
+
+
+def test_a_publication_has_the_deadline_of_weight_sync() -> None:
+    hanging = trainers(0.0, 30.0, publish_timeout_s=0.05, step_timeout_s=600.0)
+    with pytest.raises(WeightSyncError, match=r"weight_sync\.timeout_s=0\.05: version 7 was not published by then"):
+        asyncio.run(hanging.synchronise(7, [1, 2]))
+
+
+def test_a_publication_is_not_bounded_by_the_deadline_of_a_step() -> None:
+    slow = trainers(0.1, publish_timeout_s=60.0, step_timeout_s=0.01)
+    assert asyncio.run(slow.synchronise(3, [1, 2])) == {"weight_sync/bytes": 3.0, "weight_sync/load_s": 0.5}
