@@ -184,7 +184,8 @@ class TrainerRank:
             for _ in policy.weights():
                 pass
             return {}
-        report = publish(self._store, version, policy.weights(), Probe(list(probe), log_probs))
+        dtype = self.config.generator.dtype
+        report = publish(self._store, version, policy.weights(), Probe(list(probe), log_probs), dtype)
         return {"weight_sync/publish_s": report.seconds, "weight_sync/bytes": float(report.bytes)}
 
     def save(self) -> None:

@@ -13,7 +13,9 @@ from composer.errors import ConfigError
 from composer.schema import Family, ModelConfig, ScoreFunction
 
 _ARCHITECTURES = {Family.qwen3_moe: "Qwen3MoeForCausalLM", Family.deepseek_v3: "DeepseekV3ForCausalLM"}
-_MODEL_TYPES = {"qwen3_moe": Family.qwen3_moe, "deepseek_v3": Family.deepseek_v3, "kimi_k2": Family.deepseek_v3}
+BALANCING_BIAS = "e_score_correction_bias"
+"""The end of the name of a router's balancing bias. It is float32 in every format, in vLLM too: in bfloat16 its small
+steps would be lost."""
 
 
 def check_model(model: ModelConfig) -> None:
@@ -269,7 +271,7 @@ def hf_parameter_shapes(model: ModelConfig) -> dict[str, tuple[int, ...]]:
         if model.family is Family.deepseek_v3:
             shapes |= _ffn(prefix + "mlp.shared_experts.", d, model.expert_ffn_size * model.num_shared_experts)
             if model.router_bias_rate:
-                shapes[prefix + "mlp.gate.e_score_correction_bias"] = (model.num_experts,)
+                shapes[f"{prefix}mlp.gate.{BALANCING_BIAS}"] = (model.num_experts,)
     return shapes
 
 

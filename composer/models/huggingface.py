@@ -17,7 +17,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from composer.errors import ConfigError, TrainingError
-from composer.models.base import hf_config, hf_parameter_shapes, model_from_hf_config
+from composer.models.base import BALANCING_BIAS, hf_config, hf_parameter_shapes
 from composer.models.trainer import TitanTrainer
 from composer.schema import Dtype, ModelConfig
 
@@ -100,8 +100,7 @@ def _write(
 
     size = 0
     for name, tensor in tensors:
-        # the balancing bias stays float32: in bfloat16 its small steps would be lost
-        wanted = tensor.dtype if name.endswith("e_score_correction_bias") else dtype
+        wanted = tensor.dtype if name.endswith(BALANCING_BIAS) else dtype
         value = tensor.to("cpu", wanted).contiguous().clone()
         if size + value.numel() * value.element_size() > _FILE_BYTES:
             flush()

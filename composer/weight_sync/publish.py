@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from composer.errors import WeightSyncError
+from composer.models.base import BALANCING_BIAS
+from composer.schema import Dtype
 from composer.types import Probe
 from composer.weight_sync.store import FileInfo, Manifest, TensorInfo, VersionStore, checksum, manifest_json
 
@@ -37,6 +39,7 @@ def publish(
     version: int,
     tensors: Iterable[tuple[str, torch.Tensor]],
     probe: Probe,
+    dtype: Dtype | None = None,
     max_shard_bytes: int = MAX_SHARD_BYTES,
 ) -> PublishReport:
     """Write a version and make it visible at once; then remove superseded ones.
@@ -47,11 +50,14 @@ def publish(
         tensors: the whole model under Hugging Face names, each tensor in full, on any device. They are copied one file
             at a time, so they must stay unchanged until this returns.
         probe: a sequence and the trainer's log-probabilities of it *under these weights*.
+        dtype: what the generators compute in. They would round to it anyway, to the nearest and ties to even as here,
+            so that nothing but the bytes changes; balancing biases stay as they are. None: everything does.
         max_shard_bytes: size of a file.
 
     Raises:
         WeightSyncError: the version is not newer, the device is full, or a tensor is not finite or given twice.
     """
+    import torch
     from safetensors.torch import save_file
 
     start = time.monotonic()
@@ -83,6 +89,9 @@ def publish(
                 raise WeightSyncError(
                     f"tensor={name!r}: it was given twice for version {version}; the export must name each once"
                 )
+            tensor = tensor.detach()
+            if dtype is not None and not name.endswith(BALANCING_BIAS):
+                tensor = tensor.to(getattr(torch, dtype.value))  # where it is: half as much leaves the GPU
             if not bool(tensor.isfinite().all()):
                 raise WeightSyncError(
                     f"tensor={name!r}: version {version} of it is not finite; training has diverged, lower the "
@@ -92,7 +101,7 @@ def publish(
             if shard and shard_bytes + size > max_shard_bytes:
                 write()
             # A copy: safetensors refuses tensors that share memory, as the experts of one stacked parameter do.
-            shard[name] = tensor.detach().to("cpu", copy=True).contiguous()
+            shard[name] = tensor.to("cpu", copy=True).contiguous()
             shard_bytes += size
         if shard:
             write()

@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from composer.errors import WeightSyncError
+from composer.schema import Dtype
 from composer.types import Probe
 from composer.weight_sync.publish import publish
 from composer.weight_sync.store import VersionStore
@@ -41,6 +42,23 @@ def test_tensors_arrive_bit_for_bit_with_checksums(store: VersionStore) -> None:
     assert manifest.files[name].bytes == report.bytes == len(content)
     loaded = load_file(report.directory / name)
     assert all(torch.equal(loaded[n], t) for n, t in tensors.items())
+
+
+def test_weights_travel_in_the_generators_format(store: VersionStore) -> None:
+    # bfloat16 has 7 bits behind the point: 2^-8 and 3 * 2^-8 lie halfway, and go to the even neighbour
+    values = torch.tensor([1.0, 1 + 2**-8, 1 + 3 * 2**-8, -1e-3])
+    weight, bias = "model.layers.0.mlp.experts.0.up_proj.weight", "model.layers.0.mlp.gate.e_score_correction_bias"
+    report = publish(store, 1, [(weight, values), (bias, values)], PROBE, Dtype.bfloat16)
+    loaded = load_file(report.directory / "weights-00000.safetensors")
+    assert loaded[weight].dtype == torch.bfloat16
+    assert loaded[weight].tolist() == [1.0, 1.0, 1 + 2**-6, pytest.approx(-1e-3, rel=2**-8)]
+    assert torch.equal(loaded[bias], values), "vLLM keeps it in float32"
+    assert {n: i.dtype for n, i in store.manifest().tensors.items()} == {weight: "bfloat16", bias: "float32"}
+
+
+def test_a_number_too_large_for_the_format_is_refused(store: VersionStore) -> None:
+    with pytest.raises(WeightSyncError, match="tensor='a'.*not finite"):
+        publish(store, 1, [("a", torch.tensor([3.4e38]))], PROBE, Dtype.bfloat16)
 
 
 def test_files_are_split_at_their_limit(store: VersionStore) -> None:
