@@ -19,7 +19,7 @@ import ray.exceptions
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from composer.checks.common import world_size
-from composer.errors import ClusterError, ComposerError, LauncherError, MachineError, WeightSyncError, is_disk_full
+from composer.errors import ComposerError, LauncherError, MachineError, WeightSyncError, is_disk_full
 from composer.layout import Layout
 from composer.rl.packing import PackedRows
 from composer.schema import Config

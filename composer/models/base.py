@@ -13,6 +13,7 @@ from composer.errors import ConfigError
 from composer.schema import Family, ModelConfig, ScoreFunction
 
 _ARCHITECTURES = {Family.qwen3_moe: "Qwen3MoeForCausalLM", Family.deepseek_v3: "DeepseekV3ForCausalLM"}
+_MODEL_TYPES = {"qwen3_moe": Family.qwen3_moe, "deepseek_v3": Family.deepseek_v3, "kimi_k2": Family.deepseek_v3}
 BALANCING_BIAS = "e_score_correction_bias"
 """The end of the name of a router's balancing bias. It is float32 in every format, in vLLM too: in bfloat16 its small
 steps would be lost."""

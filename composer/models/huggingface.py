@@ -17,7 +17,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from composer.errors import ConfigError, TrainingError
-from composer.models.base import BALANCING_BIAS, hf_config, hf_parameter_shapes
+from composer.models.base import BALANCING_BIAS, hf_config, hf_parameter_shapes, model_from_hf_config
 from composer.models.trainer import TitanTrainer
 from composer.schema import Dtype, ModelConfig
 
