@@ -402,7 +402,7 @@ class GeneratorConfig:
     enforce_eager: bool = True
     """No CUDA graphs."""
     gpu_memory_utilization: float = number(0.85, above=0, maximum=1)
-    """Share of a GPU's memory that the engine may use."""
+    """Share of a GPU's memory that must be free when the engine starts; weights and KV cache must fit into it."""
     request_timeout_s: float = number(120.0, above=0, maximum=SECONDS)
     """Wall time of one request."""
     start_timeout_s: float = number(300.0, above=0, maximum=SECONDS)

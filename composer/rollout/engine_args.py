@@ -90,6 +90,8 @@ def engine_arguments(
         "generation_config": "vllm",
         # Log-probabilities before temperature: what the trainer computes.
         "logprobs_mode": "raw_logprobs",
+        # As planned, whatever else is free: vLLM would fill `gpu_memory_utilization` with it.
+        "kv_cache_memory_bytes": config.kv_cache_bytes,
         "worker_extension_cls": WORKER_EXTENSION,
         "enable_log_requests": False,
     }
@@ -99,7 +101,7 @@ def engine_arguments(
         return arguments | {"gpu_memory_utilization": config.gpu_memory_utilization}
     # Native PyTorch instead of vLLM's CPU kernels: "rotary_embedding" gives wrong positions for DeepSeek's attention
     # with rope type "default", silently.
-    arguments |= {"kv_cache_memory_bytes": config.kv_cache_bytes, "compilation_config": {"custom_ops": ["none"]}}
+    arguments["compilation_config"] = {"custom_ops": ["none"]}
     if model.get("kv_lora_rank"):
         if config.dtype is Dtype.float32:
             arguments["attention_config"] = {"backend": "CPU_MLA"}  # the default, AMX_MLA, fails in float32

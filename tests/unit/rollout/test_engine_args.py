@@ -36,11 +36,14 @@ def test_latent_attention_on_cpu_has_its_own_block_and_backend(model: Path) -> N
 
 
 def test_gpus_differ_by_config_values_only(model: Path) -> None:
-    config = GeneratorConfig(dtype=Dtype.bfloat16, tensor_parallel=8, expert_parallel=True, enforce_eager=False)
+    config = GeneratorConfig(
+        dtype=Dtype.bfloat16, tensor_parallel=8, expert_parallel=True, enforce_eager=False, kv_cache_bytes=3 * 2**30
+    )
     arguments = engine_arguments(model, config, Accelerator.cuda, 0)
+    assert arguments["kv_cache_memory_bytes"] == 3 * 2**30, "what the plan shows and checks"
     assert arguments["tensor_parallel_size"] == 8 and arguments["enable_expert_parallel"]
     assert not arguments["enforce_eager"] and arguments["gpu_memory_utilization"] == 0.85
-    assert not {"compilation_config", "kv_cache_memory_bytes", "block_size"} & arguments.keys()
+    assert not {"compilation_config", "block_size"} & arguments.keys()
     assert "OMP_NUM_THREADS" not in engine_environment(config, Accelerator.cuda, 1, "/tmp/x")
     assert "distributed_executor_backend" not in arguments
     wide = engine_arguments(model, config, Accelerator.cuda, 0, machines=2)
