@@ -276,22 +276,3 @@ class LoadReport:
     """How long no token was generated."""
     mismatch: Mismatch
     """Generator against trainer on the probe, after the load."""
-
-
-@dataclass(frozen=True)
-class EngineStats:
-    """Counters since the start, and what vLLM's scheduler last said."""
-
-    policy_version: int
-    running: int
-    """Requests being computed."""
-    waiting: int
-    """Requests that wait for a slot or for memory."""
-    requests: int
-    """Requests answered."""
-    generated_tokens: int
-    prompt_tokens: int
-    cached_prompt_tokens: int
-    """Prompt tokens that the prefix cache saved."""
-    kv_cache_usage: float
-    """Share of the KV cache in use, in [0, 1]."""

@@ -6,14 +6,12 @@ Free of torch, so that plans for any size can be made anywhere. Key names on the
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from composer.errors import ConfigError
 from composer.schema import Family, ModelConfig, ScoreFunction
 
 _ARCHITECTURES = {Family.qwen3_moe: "Qwen3MoeForCausalLM", Family.deepseek_v3: "DeepseekV3ForCausalLM"}
-_MODEL_TYPES = {"qwen3_moe": Family.qwen3_moe, "deepseek_v3": Family.deepseek_v3, "kimi_k2": Family.deepseek_v3}
 BALANCING_BIAS = "e_score_correction_bias"
 """The end of the name of a router's balancing bias. It is float32 in every format, in vLLM too: in bfloat16 its small
 steps would be lost."""
@@ -161,92 +159,6 @@ def hf_config(
         "v_head_dim": model.v_head_dim,
         "rope_interleave": True,
     }
-
-
-def model_from_hf_config(config: Mapping[str, Any], name: str, checkpoint: str | None = None) -> ModelConfig:
-    """Describe a published checkpoint, from its `config.json`.
-
-    Args:
-        config: the parsed file; the text part of a multimodal one is taken from `text_config`.
-        name: what to call the model.
-        checkpoint: the folder it lies in.
-
-    Raises:
-        ConfigError: the family is not one we can train, or a key that it needs is missing.
-    """
-    config = config.get("text_config") or config
-    model_type = config.get("model_type")
-    if model_type not in _MODEL_TYPES:
-        raise ConfigError(
-            "model.checkpoint",
-            checkpoint or name,
-            f"its model_type is {model_type!r}; use a checkpoint of type {', '.join(_MODEL_TYPES)}",
-        )
-    family = _MODEL_TYPES[model_type]
-    try:
-        model = _common_from_hf(config, family, name, checkpoint)
-    except KeyError as error:
-        raise ConfigError("model.checkpoint", checkpoint or name, f"its config.json has no {error}") from error
-    check_model(model)
-    return model
-
-
-def _common_from_hf(config: Mapping[str, Any], family: Family, name: str, checkpoint: str | None) -> ModelConfig:
-    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    shared = {
-        "name": name,
-        "family": family,
-        "checkpoint": checkpoint,
-        "tokenizer": checkpoint,
-        "vocab_size": config["vocab_size"],
-        "hidden_size": config["hidden_size"],
-        "num_layers": config["num_hidden_layers"],
-        "num_heads": config["num_attention_heads"],
-        "experts_per_token": config["num_experts_per_tok"],
-        "expert_ffn_size": config["moe_intermediate_size"],
-        "rope_theta": float(config.get("rope_theta") or rope["rope_theta"]),
-        "max_context": config["max_position_embeddings"],
-        "norm_eps": config["rms_norm_eps"],
-        "tie_embeddings": bool(config.get("tie_word_embeddings", False)),
-    }
-    if family is Family.qwen3_moe:
-        return ModelConfig(
-            **shared,
-            num_kv_heads=config["num_key_value_heads"],
-            head_dim=config["head_dim"],
-            num_experts=config["num_experts"],
-            router_score=ScoreFunction.softmax,
-        )
-    yarn = (
-        {}
-        if float(rope.get("factor") or 1.0) == 1.0
-        else {
-            "rope_factor": float(rope["factor"]),
-            "rope_original_context": rope["original_max_position_embeddings"],
-            "rope_beta_fast": float(rope.get("beta_fast", 32.0)),
-        }
-    )
-    heads = config["qk_nope_head_dim"] + config["qk_rope_head_dim"]
-    return ModelConfig(
-        **shared,
-        **yarn,
-        num_kv_heads=config["num_attention_heads"],
-        head_dim=heads,
-        num_dense_layers=config["first_k_dense_replace"],
-        dense_ffn_size=config["intermediate_size"],
-        num_experts=config["n_routed_experts"],
-        num_shared_experts=config["n_shared_experts"],
-        router_score=ScoreFunction(config.get("scoring_func", "sigmoid")),
-        router_scale=float(config["routed_scaling_factor"]),
-        router_bias_rate=0.001,
-        router_groups=config.get("n_group") or 1,
-        router_groups_used=config.get("topk_group") or 1,
-        q_lora_rank=config.get("q_lora_rank") or 0,
-        kv_lora_rank=config["kv_lora_rank"],
-        qk_nope_head_dim=config["qk_nope_head_dim"],
-        qk_rope_head_dim=config["qk_rope_head_dim"],
-        v_head_dim=config["v_head_dim"],
-    )
 
 
 def hf_parameter_shapes(model: ModelConfig) -> dict[str, tuple[int, ...]]:

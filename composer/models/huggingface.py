@@ -17,7 +17,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from composer.errors import ConfigError, TrainingError
-from composer.models.base import BALANCING_BIAS, hf_config, hf_parameter_shapes, model_from_hf_config
+from composer.models.base import BALANCING_BIAS, hf_config, hf_parameter_shapes
 from composer.models.trainer import TitanTrainer
 from composer.schema import Dtype, ModelConfig
 
@@ -155,21 +155,6 @@ def _special_tokens(folder: Path) -> dict[str, int | None]:
         return ids.get(token["content"] if isinstance(token, dict) else token)
 
     return {"eos_token_id": find("eos_token"), "pad_token_id": find("pad_token")}
-
-
-def read_model(folder: Path, name: str | None = None) -> ModelConfig:
-    """Describe the model in a Hugging Face folder.
-
-    Raises:
-        ConfigError: there is no readable `config.json`, or it is of a family that we cannot train.
-    """
-    try:
-        config = json.loads((folder / "config.json").read_text())
-    except (OSError, ValueError) as error:
-        raise ConfigError(
-            "model.checkpoint", str(folder), f"its config.json cannot be read ({error}); give a Hugging Face folder"
-        ) from error
-    return model_from_hf_config(config, name or folder.name, str(folder))
 
 
 def check_checkpoint(folder: Path, model: ModelConfig) -> None:

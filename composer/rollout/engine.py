@@ -22,7 +22,7 @@ from composer.identity import pid_namespace, start_time
 from composer.rollout import vllm_internals
 from composer.rollout.engine_args import engine_arguments, engine_environment
 from composer.schema import Accelerator, GeneratorConfig, WeightSyncConfig
-from composer.types import EngineStats, Generation, LoadReport, Mismatch, Probe
+from composer.types import Generation, LoadReport, Mismatch, Probe
 
 SHUTDOWN_S = 3.0
 """How long EngineCore may take to end by itself before it is killed."""
@@ -38,21 +38,18 @@ class Engine:
     happened before.
     """
 
-    def __init__(
-        self, llm: Any, view: vllm_internals.SchedulerView, processes: list[Any], config: GeneratorConfig, sockets: Any
-    ) -> None:
+    def __init__(self, llm: Any, processes: list[Any], config: GeneratorConfig, sockets: Any) -> None:
         """Use `start` instead."""
         self.config = config
         self.policy_version = 0
         self._llm: Any = llm
-        self._view, self._processes, self._sockets = view, processes, sockets
+        self._processes, self._sockets = processes, sockets
         self._failure: str | None = None
         self._loading = asyncio.Lock()
         self._verified = asyncio.Event()
         """Cleared while weights are in place that no probe has confirmed: no generation leaves the engine then."""
         self._verified.set()
         self._names = itertools.count()
-        self._requests = self._generated = self._prompt = self._cached = 0
 
     @classmethod
     async def start(
@@ -88,13 +85,12 @@ class Engine:
         )
         os.environ.update(engine_environment(config, accelerator, threads, sockets.name))
         before, given_up = set(vllm_internals.engine_cores()), threading.Event()
-        view = vllm_internals.SchedulerView()
         try:
             async with asyncio.timeout(config.start_timeout_s):
                 # In a thread, since vLLM blocks until EngineCore is ready.
                 with _temporary_files_in(sockets.name):
-                    llm = await asyncio.to_thread(vllm_internals.build, arguments, view, given_up)
-                engine = cls(llm, view, [p for p in vllm_internals.engine_cores() if p not in before], config, sockets)
+                    llm = await asyncio.to_thread(vllm_internals.build, arguments, given_up)
+                engine = cls(llm, [p for p in vllm_internals.engine_cores() if p not in before], config, sockets)
                 await llm.collective_rpc("composer_prepare")
                 await llm.update_weight_version(str(policy_version))
                 engine.policy_version = policy_version
@@ -165,24 +161,7 @@ class Engine:
                 f"vLLM answered {len(ids)} tokens, {len(log_probs)} log-probabilities and "
                 f"{len(versions)} versions; its own version does not fit this engine"
             )
-        self._requests += 1
-        self._generated += len(ids)
-        self._prompt += len(token_ids)
-        self._cached += output.num_cached_tokens or 0
         return Generation(ids, log_probs, versions, completion.finish_reason or "abort")
-
-    async def score(self, token_ids: Sequence[int]) -> list[float]:
-        """Log-probabilities of a sequence under the weights in place, [T - 1], laid out as in `Probe`.
-
-        Raises:
-            GeneratorError: fewer than two tokens, too long, or the engine is dead.
-        """
-        if not 2 <= len(token_ids) < self.config.max_model_len:
-            raise GeneratorError(
-                f"a sequence of {len(token_ids)} tokens cannot be scored: 2 to "
-                f"generator.max_model_len - 1 = {self.config.max_model_len - 1} can"
-            )
-        return await self._score(token_ids, hold=True)
 
     async def load_weights(
         self, directory: str | Path, policy_version: int, probe: Probe, sync: WeightSyncConfig
@@ -215,7 +194,7 @@ class Engine:
                     await self._llm.update_weight_version(str(policy_version))
                     await self._llm.resume_generation()
                     paused = time.monotonic() - pause
-                    scores = await self._score(probe.token_ids, hold=False)
+                    scores = await self._score(probe.token_ids)
                     mismatch = Mismatch.of(scores, probe.log_probs)
                     # Not the largest difference: where two experts are as likely to within rounding, the engines may
                     # choose different ones for a token (seen once in 280 loads of the quickstart: 0.05 on one token,
@@ -242,11 +221,6 @@ class Engine:
             self.policy_version = policy_version
             self._verified.set()
             return LoadReport(policy_version, time.monotonic() - start, paused, mismatch)
-
-    def stats(self) -> EngineStats:
-        """Counters and the scheduler's last word. Costs nothing."""
-        return EngineStats(self.policy_version, self._view.running, self._view.waiting, self._requests, self._generated,
-                           self._prompt, self._cached, self._view.kv_cache_usage)  # fmt: skip
 
     async def stop(self) -> None:
         """End vLLM and every process of it. Idempotent; raises nothing."""
@@ -294,8 +268,9 @@ class Engine:
             raise GeneratorError(f"vLLM gave no answer to {name}; its log says why")
         return output
 
-    async def _score(self, token_ids: Sequence[int], *, hold: bool) -> list[float]:
-        output = await self._answer(token_ids, vllm_internals.scoring(), None, None, hold)
+    async def _score(self, token_ids: Sequence[int]) -> list[float]:
+        """Log-probabilities of a sequence under the weights in place, verified or not, laid out as in `Probe`."""
+        output = await self._answer(token_ids, vllm_internals.scoring(), None, None, hold=False)
         return list(output.prompt_logprobs.logprobs)
 
     async def _worker(self, method: str, *args: Any) -> None:

@@ -260,7 +260,3 @@ class Env:
             finally:
                 if release is not None:
                     release(episode_id)
-
-    async def close(self) -> None:
-        """Stop every sandbox. Idempotent; raises nothing."""
-        await self.backend.close()

@@ -19,7 +19,7 @@ from typing import Any
 from composer.errors import ComposerError, GeneratorError, WeightSyncError
 from composer.rollout.engine import Engine
 from composer.schema import Accelerator, GeneratorConfig, WeightSyncConfig
-from composer.types import EngineStats, Generation, LoadReport, Probe
+from composer.types import Generation, LoadReport, Probe
 
 GRACE_S = 10.0
 """A replica ends what misses its deadline itself and says why; one that has not answered by then plus this hangs."""
@@ -67,19 +67,11 @@ class Replica:
         """See `Engine.generate`."""
         return await self._started().generate(token_ids, **options)
 
-    async def score(self, token_ids: Sequence[int]) -> list[float]:
-        """See `Engine.score`."""
-        return await self._started().score(token_ids)
-
     async def load_weights(
         self, directory: str, policy_version: int, probe: Probe, sync: WeightSyncConfig
     ) -> LoadReport:
         """See `Engine.load_weights`."""
         return await self._started().load_weights(directory, policy_version, probe, sync)
-
-    async def stats(self) -> EngineStats:
-        """See `Engine.stats`."""
-        return self._started().stats()
 
     async def stop(self) -> None:
         """See `Engine.stop`."""
@@ -149,14 +141,6 @@ class GeneratorPool:
         """Forget where an episode ran. Call it when the episode ends."""
         self._episodes.pop(episode_id, None)
 
-    async def score(self, token_ids: Sequence[int]) -> list[float]:
-        """Log-probabilities of a sequence, [T - 1], from the least loaded replica; see `Engine.score`.
-
-        Raises:
-            GeneratorError: as `generate`.
-        """
-        return await self._call(self._least_loaded(), "score", self.request_timeout_s + GRACE_S, list(token_ids))
-
     async def load_weights(
         self, directory: str, policy_version: int, probe: Probe, sync: WeightSyncConfig
     ) -> list[LoadReport]:
@@ -174,15 +158,6 @@ class GeneratorPool:
             if isinstance(report, BaseException):
                 raise report
         return [r for r in reports if isinstance(r, LoadReport)]
-
-    async def stats(self) -> dict[str, EngineStats]:
-        """Counters of each replica that is not dead.
-
-        Raises:
-            GeneratorError: one does not answer.
-        """
-        names = [n for n in self._replicas if n not in self._dead]
-        return dict(zip(names, await asyncio.gather(*(self._call(n, "stats", GRACE_S) for n in names)), strict=True))
 
     async def stop(self) -> None:
         """Stop all replicas' engines. Raises nothing."""

@@ -24,29 +24,11 @@ if TYPE_CHECKING:
     import torch
 
 
-class SchedulerView:
-    """Keeps the scheduler's last statistics; vLLM calls `record` after each step that sends any."""
-
-    def __init__(self) -> None:
-        """Nothing was said yet."""
-        self.running = self.waiting = 0
-        self.kv_cache_usage = 0.0
-
-    def record(
-        self, scheduler_stats: Any, iteration_stats: Any, mm_cache_stats: Any = None, engine_idx: int = 0
-    ) -> None:
-        """Take vLLM's numbers of one step."""
-        if scheduler_stats is not None:
-            self.running, self.waiting = scheduler_stats.num_running_reqs, scheduler_stats.num_waiting_reqs
-            self.kv_cache_usage = scheduler_stats.kv_cache_usage
-
-
-def build(arguments: dict[str, Any], view: SchedulerView, given_up: threading.Event) -> Any:
+def build(arguments: dict[str, Any], given_up: threading.Event) -> Any:
     """Start an `AsyncLLM`. Blocks until EngineCore is ready; raises whatever vLLM raises.
 
     Args:
         arguments: of `vllm.AsyncEngineArgs`.
-        view: is told the scheduler's numbers.
         given_up: set by a caller that waits no longer; then nothing stays alive.
     """
     from vllm import AsyncEngineArgs
@@ -55,12 +37,10 @@ def build(arguments: dict[str, Any], view: SchedulerView, given_up: threading.Ev
     config = AsyncEngineArgs(**arguments).create_engine_config()
     if given_up.is_set():
         raise TimeoutError
-    llm: Any = AsyncLLM.from_vllm_config(config, disable_log_stats=False)
+    llm: Any = AsyncLLM.from_vllm_config(config, disable_log_stats=True)
     if given_up.is_set():
         close(llm, 0)
         raise TimeoutError
-    # EngineCore keeps sending its scheduler's numbers, but nothing turns them into Prometheus metrics at every step.
-    llm.logger_manager, llm.log_stats, llm.output_processor.log_stats = view, False, False
     return llm
 
 

@@ -177,11 +177,6 @@ class Record:
         """Record a run's results on the parent run, nested names joined by `/`: what runs are compared by."""
         self.log(0, numbers(results))
 
-    def tag(self, tags: Mapping[str, str]) -> None:
-        """Set tags of the parent run."""
-        with self._lock:
-            self._state.parent.tags.update(tags)
-
     def artifact(self, path: Path | str, folder: str = "", stage: str = "") -> None:
         """Send a file to MLflow. It is read later, in the background: leave it where it is. Raises nothing."""
         with self._lock:
@@ -225,11 +220,6 @@ class Record:
             self._sender.append(TRACES, record)
         except Exception as error:
             self._sender.warn_once("trace", f"An episode could not be recorded as a trace ({error}).")
-
-    def watch(self, pid: int) -> None:
-        """Count a process that is no descendant of the driver, and its children, as part of the run."""
-        if self._sampler:
-            self._sampler.tree.watch(pid)
 
     @property
     def peak_rss_bytes(self) -> int:
@@ -345,10 +335,6 @@ class StageRecord:
     def trace(self, trajectory: Trajectory, step: int) -> None:
         """Record an episode as a trace; see `Record.trace`."""
         self.record.trace(trajectory, step, self.name)
-
-    def artifact(self, path: Path | str, folder: str = "") -> None:
-        """Send a file; see `Record.artifact`."""
-        self.record.artifact(path, folder, self.name)
 
     def table(self, name: str, rows: Iterable[Mapping[str, Any]]) -> None:
         """Record rows as a table; see `Record.table`."""

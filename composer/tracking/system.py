@@ -37,25 +37,16 @@ class ProcessTree:
         Args:
             pid: the root; None: this process.
         """
-        self._roots = [psutil.Process(pid or os.getpid())]
+        self._root = psutil.Process(pid or os.getpid())
         self._seen: dict[int, psutil.Process] = {}
         # What they have used until now is no part of the first sample.
         self._cpu_seconds = _cpu_seconds(self.processes())
         self._time = time.monotonic()
 
-    def watch(self, pid: int) -> None:
-        """Follow one more process and its descendants; nothing happens if it is gone."""
-        try:
-            process = psutil.Process(pid)
-            self._cpu_seconds |= _cpu_seconds([process, *process.children(recursive=True)])
-        except psutil.Error:
-            return
-        self._roots.append(process)
-
     def processes(self) -> list[psutil.Process]:
         """Those alive now."""
         found: dict[int, psutil.Process] = {}
-        for root in [*self._roots, *self._seen.values()]:
+        for root in [self._root, *self._seen.values()]:
             if root.pid in found:
                 continue
             try:

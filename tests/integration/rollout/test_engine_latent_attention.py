@@ -25,14 +25,14 @@ def test_latent_attention_is_transformers_before_and_after_a_swap(tmp_path: Path
     async def swap() -> tuple[list[float], list[float]]:
         engine = await Engine.start(a, GeneratorConfig(kv_cache_bytes=32 * 2**20))
         try:
-            before = await engine.score(context)
+            before = await engine._score(context)
             probe = Probe(context[:20], log_probs(b, context[:20]))
             report = publish(store, 1, weights(b).items(), probe)
             await engine.load_weights(report.directory, 1, probe, WeightSyncConfig(verify_tolerance=1e-4))
             generation = await engine.generate(context, max_tokens=20)
             sampled = log_probs(b, context + generation.token_ids)
             assert difference(generation.log_probs, sampled[len(context) - 1 :]) < 1e-4
-            return before, await engine.score(context)
+            return before, await engine._score(context)
         finally:
             await engine.stop()
 

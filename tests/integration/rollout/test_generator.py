@@ -129,10 +129,6 @@ def test_a_real_replica_loads_the_newest_version_and_dies_with_its_actor(tmp_pat
         assert report.policy_version == 2
         second = await pool.generate(context, episode_id="e", max_tokens=8, temperature=0.0)
         assert second.policy_versions == [2] * 8 and second.token_ids != first.token_ids
-        scores = await pool.score(context)
-        assert max(abs(x - y) for x, y in zip(scores, log_probs(b, context), strict=True)) < 1e-4
-        stats = await pool.stats()
-        assert stats["generator-0"].generated_tokens == 16 and stats["generator-0"].policy_version == 2
 
     asyncio.run(work())
     actor_pid = ray.get(actor.__ray_call__.remote(lambda self: os.getpid()))
