@@ -28,5 +28,8 @@ class SeededNormal:
         full.normal_(std=self.std, generator=generator)
         if isinstance(parameter, DTensor):  # every rank has drawn the whole tensor and keeps its own shard
             mesh = parameter.device_mesh
-            full = DTensor.from_local(full, mesh, [Replicate()] * mesh.ndim, run_check=False)
+            whole = DTensor.from_local(full, mesh, [Replicate()] * mesh.ndim, run_check=False)
+            # By hand: copy_ of DTensors refuses a parameter that has fewer rows than there are ranks.
+            full = whole.redistribute(placements=parameter.placements).to_local()
+            parameter = parameter.to_local()
         parameter.copy_(full)

@@ -158,6 +158,21 @@ def test_four_ranks(parallel: ParallelConfig, reference: dict[str, Any], tmp_pat
     assert same_weights(tmp_path / "hf", expected["folder"])
 
 
+@pytest.mark.parametrize(
+    "parallel",
+    [ParallelConfig(data_parallel_shard=4), ParallelConfig(data_parallel_shard=4, expert_parallel=2)],
+    ids=["shard4", "shard4-expert2"],
+)
+def test_more_ranks_than_experts(parallel: ParallelConfig, tmp_path: Path) -> None:
+    """The router has a row an expert, so two of four ranks hold none of it; experts are then cut by features."""
+    model = dataclasses.replace(UNTIED, num_experts=2)
+    (tmp_path / "one").mkdir()
+    expected = run_ranks(1, lambda: train(model, tmp_path / "one", ParallelConfig()), tmp_path / "one")[0]
+    for result in run_ranks(4, lambda: train(model, tmp_path, parallel), tmp_path):
+        assert result["loss"] == pytest.approx(expected["loss"], abs=1e-4)
+    assert same_weights(tmp_path / "hf", tmp_path / "one" / "hf")
+
+
 def same_weights(ours: Path, theirs: Path) -> bool:
     """Whether two exported folders hold the same names and, within Adam's noise, the same numbers."""
     from safetensors.torch import load_file
