@@ -42,6 +42,12 @@ def say(text: str, stream: IO[str] | None = None) -> None:
         print(text, file=stream or sys.stdout, flush=True)
 
 
+def say_error(error: BaseException) -> None:
+    """Print an error as the command does: a line for its sentence and one for each note."""
+    for line in (str(error), *getattr(error, "__notes__", ())):
+        say(f"composer: {' '.join(line.split())}", sys.stderr)
+
+
 @contextlib.contextmanager
 def answering() -> Iterator[None]:
     """Around a command whose output is all that is asked for: one that cannot be written is an error."""

@@ -186,7 +186,7 @@ def test_an_interrupt_before_anything_was_begun_leaves_no_directory(
         assert capsys.readouterr().err == error
     assert not here.exists() and not list(Path("mine").iterdir())
 
-    monkeypatch.setattr("composer.cli.look_at_sources", lambda config: signal.raise_signal(signal.SIGINT))
+    monkeypatch.setattr("composer.jobs.look_at_sources", lambda config: signal.raise_signal(signal.SIGINT))
     assert main(["hydra.run.dir=here"]) == 130, "before config.yaml is there"
     assert not here.exists()
 
