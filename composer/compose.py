@@ -30,11 +30,13 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from composer.binding import MISSING, accepts, bind
-from composer.config import to_dict
+from composer.config import run_name, to_dict
 from composer.config_files import CheckedRepository
 from composer.errors import ConfigError
 from composer.explain import check_overrides, explain, one_line, parse
 from composer.schema import Config
+
+OmegaConf.register_new_resolver("run_name", lambda *, _root_: run_name(_root_), replace=True)  # for hydra.run.dir
 
 _SECRET = re.compile(r"\$\{oc\.env:\s*([A-Za-z0-9_]*(?:TOKEN|SECRET|PASSWORD|PASSWD|API_?KEY|CREDENTIAL)[A-Za-z0-9_]*)")
 

@@ -16,7 +16,7 @@ import yaml
 
 from composer.binding import bind
 from composer.errors import ConfigError
-from composer.schema import Config, SourceConfig
+from composer.schema import Config, SourceConfig, Stage
 from composer.tracking.names import anchored_uri
 
 CONFIG_FILE = "config.yaml"
@@ -102,6 +102,22 @@ def anchored(config: Config, base: Path | None = None) -> Config:
         weight_sync=replace(sync, directory=absolute(sync.directory)),
         tracking=replace(tracking, uri=tracking.uri and anchored_uri(tracking.uri, base)),
     )
+
+
+def run_name(config: Any) -> str:
+    """What runs: the names of the model, of the mix, the env and the algorithm where a stage uses them, each once.
+
+    Args:
+        config: a `Config`, or what Hydra composed.
+    """
+    stages = set(config.stages)
+    parts = (
+        (config.model, True),
+        (config.mix, Stage.pretrain in stages),
+        (config.env, stages - {Stage.pretrain}),
+        (config.algorithm, Stage.rl in stages),
+    )
+    return "-".join(dict.fromkeys(part.name for part, is_used in parts if is_used))
 
 
 def differences(old: Config, new: Config) -> list[tuple[str, Any, Any]]:

@@ -20,12 +20,17 @@ from composer.checks.common import (
     gpus_needed,
     largest_microbatch,
     optimizer_steps,
-    sequence_multiple,
     world_size,
 )
-from composer.config import PLAN_FILE, save_whole, to_dict
+from composer.config import PLAN_FILE, run_name, save_whole, to_dict
 from composer.instantiate import check_targets
-from composer.models.sizes import count_parameters, generator_memory, trainer_memory, training_flops_per_token
+from composer.models.sizes import (
+    count_parameters,
+    generator_memory,
+    sequence_multiple,
+    trainer_memory,
+    training_flops_per_token,
+)
 from composer.schema import Accelerator, Config, Dtype, SourceConfig, SourceKind, Stage, SyncMethod
 from composer.tracking.names import sqlite_uri
 
@@ -174,7 +179,7 @@ def make_plan(config: Config, typed: Sequence[str] = ()) -> RunPlan:
     warnings = check(config)
     count, parallel = count_parameters(config.model), config.parallel
     return RunPlan(
-        name=f"{config.model.name}-{config.algorithm.name}",
+        name=run_name(config),
         accelerator=parallel.accelerator,
         parameters=count.total,
         active_parameters=count.active,
@@ -189,7 +194,7 @@ def make_plan(config: Config, typed: Sequence[str] = ()) -> RunPlan:
             pipeline=parallel.pipeline_parallel,
             expert=parallel.expert_parallel,
             data_parallel_ranks=data_parallel_ranks(parallel),
-            sequence_multiple=sequence_multiple(parallel),
+            sequence_multiple=sequence_multiple(config.model, parallel),
         ),
         num_nodes=_num_nodes(config),
         memory=tuple(_memory(config)),

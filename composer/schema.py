@@ -436,7 +436,7 @@ class TrackingConfig:
     experiment: str = "composer"
     """MLflow's experiment."""
     run_name: str | None = None
-    """null: made from model and algorithm."""
+    """In MLflow; null: the name of the run directory."""
     system_metrics_every_s: float = number(10.0, above=0, maximum=SECONDS)
     """Between readings of CPU, memory and GPU."""
     traces_per_step: int = number(1, 0)

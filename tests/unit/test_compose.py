@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from composer.compose import HydraSession, compose, defaults_of_schema, normalise
+from composer.compose import HydraSession, compose, defaults_of_schema, directory, normalise
+from composer.config import run_name
 from composer.errors import ConfigError
 from composer.schema import Stage
 
@@ -32,6 +33,25 @@ def test_the_default_is_the_quickstart() -> None:
     assert config.evaluation.num_tasks >= 64
     assert config.stages == list(Stage)
     assert compose(["+experiment=quickstart"]) == config
+
+
+@pytest.mark.parametrize(
+    ("overrides", "name"),
+    [
+        ([], "tiny_moe-quickstart-micro"),
+        (["mix.name=ours"], "tiny_moe-ours-micro-quickstart"),
+        (["env.name=ours"], "tiny_moe-quickstart-ours"),
+        (["stages=[pretrain]"], "tiny_moe-quickstart"),
+        (["stages=[evaluate_after]"], "tiny_moe-micro"),
+        (["experiment=composer1"], "qwen3_30b_a3b-micro-composer2"),
+    ],
+)
+def test_a_run_is_called_what_runs(session: HydraSession, overrides: list[str], name: str) -> None:
+    composed = session.compose(overrides)
+    wanted, chosen_as = directory(composed.hydra, "hydra.run.dir")
+    assert run_name(composed.config) == name
+    assert wanted.name.endswith(f"-{name}") and wanted.name.count("-") == 3 + name.count("-")
+    assert chosen_as is None
 
 
 @pytest.mark.parametrize(

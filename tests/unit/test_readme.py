@@ -40,6 +40,7 @@ def test_your_own_mix(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / "my_conf" / "mix").mkdir(parents=True)
     (folder / "my_conf" / "mix" / "ours.yaml").write_text(block("yaml", "mix/ours.yaml"))
     assert main(["plan", *command("--config-dir my_conf")]) == 0, capsys.readouterr()
+    assert capsys.readouterr().out.startswith("tiny_moe-ours-")
 
 
 @pytest.mark.parametrize("line", re.findall(r"^    composer (.*)  #", README, re.MULTILINE))
@@ -47,6 +48,17 @@ def test_what_can_be_changed(line: str, folder: Path, capsys: pytest.CaptureFixt
     """Planned instead of run; what `doctor` finds is this machine's affair."""
     words = [word for word in shlex.split(line) if word not in ("plan", "doctor")]
     assert main(["plan", *words]) == 0, capsys.readouterr()
+
+
+def test_the_helps_examples(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    examples = re.findall(
+        r"^  composer (?:plan )?(.*)", capsys.readouterr().out.partition("Examples:")[2], re.MULTILINE
+    )
+    assert len(examples) == 3
+    for line in examples:
+        assert main(["plan", *shlex.split(line)]) == 0, capsys.readouterr()
+    assert f"composer plan {examples[1]} " in README, "both spell it alike"
 
 
 def test_tab_completion(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
