@@ -62,6 +62,10 @@ class GeneratorError(ComposerError):
     """The rollout engine failed or did not answer before its deadline. Never a reward."""
 
 
+class EngineDeadError(GeneratorError):
+    """A replica answers, but its engine has ended and will answer nothing any more."""
+
+
 class WeightSyncError(ComposerError):
     """Weights could not be published, loaded, or verified on the generator."""
 

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from composer.errors import GeneratorError, WeightSyncError
+from composer.errors import EngineDeadError, GeneratorError, WeightSyncError
 from composer.identity import pid_namespace, start_time
 from composer.rollout import vllm_internals
 from composer.rollout.engine_args import engine_arguments, engine_environment
@@ -236,7 +236,7 @@ class Engine:
     def _check(self) -> None:
         if not self.alive:
             codes = [p.exitcode for p in self._processes if p.exitcode is not None]
-            raise GeneratorError(
+            raise EngineDeadError(
                 f"the vLLM engine (process {os.getpid()}) is dead: "
                 f"{self._failure or f'EngineCore ended with exit code {codes}'}; its replica must be started again"
             )

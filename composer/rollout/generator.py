@@ -16,7 +16,7 @@ import gc
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from composer.errors import ComposerError, GeneratorError, WeightSyncError
+from composer.errors import ComposerError, EngineDeadError, GeneratorError, WeightSyncError
 from composer.rollout.engine import Engine
 from composer.schema import Accelerator, GeneratorConfig, WeightSyncConfig
 from composer.types import Generation, LoadReport, Probe
@@ -202,6 +202,8 @@ class GeneratorPool:
                 f"replica={name!r}: its process is dead ({str(e).strip().splitlines()[0]}); the run must start it again"
             ) from e
         except RayTaskError as e:
+            if isinstance(e.cause, EngineDeadError):  # it would answer at once, so be the least loaded one for ever
+                self._dead[name] = str(e.cause)
             if isinstance(e.cause, ComposerError):
                 raise type(e.cause)(f"replica={name!r}: {e.cause}") from e
             raise

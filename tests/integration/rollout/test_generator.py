@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import ray
 
-from composer.errors import GeneratorError, WeightSyncError
+from composer.errors import EngineDeadError, GeneratorError, WeightSyncError
 from composer.identity import start_time
 from composer.rollout.generator import GeneratorPool, Replica
 from composer.schema import GeneratorConfig, WeightSyncConfig
@@ -42,12 +42,14 @@ def actors() -> Iterator[Callable[..., Any]]:
     """Makes actors that answer like replicas, with their name in place of tokens, after `seconds`."""
     made = []
 
-    def make(name: str, seconds: float = 0.0) -> Any:
+    def make(name: str, seconds: float = 0.0, *, dead: bool = False) -> Any:
         class Answering:
             async def generate(self, token_ids: list[int], **options: Any) -> tuple[str, int]:
                 await asyncio.sleep(seconds)
                 if token_ids == [666]:
                     raise GeneratorError("the context is wrong")
+                if dead:
+                    raise EngineDeadError("EngineCore ended")
                 return name, os.getpid()
 
             async def load_weights(self, *args: Any) -> None:
@@ -104,6 +106,13 @@ def test_a_dead_replica_is_named_and_then_avoided(actors: Callable[..., Any]) ->
     assert all(name != victim for name, _ in ask(pool, "a", "b", "c"))
     with pytest.raises(WeightSyncError, match=f"version=1: replica='{victim}'"):  # a version counts when all have it
         asyncio.run(pool.load_weights("/nowhere", 1, Probe([1, 2], [0.0]), WeightSyncConfig()))
+
+
+def test_a_replica_whose_engine_is_dead_does_not_attract_what_is_left(actors: Callable[..., Any]) -> None:
+    pool = GeneratorPool({"g0": actors("g0", dead=True), "g1": actors("g1", 0.1)}, request_timeout_s=30.0)
+    answers = [ask(pool, episode)[0] for episode in "abcdef"]
+    assert [isinstance(answer, EngineDeadError) for answer in answers].count(True) == 1
+    assert [answer[0] for answer in answers if isinstance(answer, tuple)] == ["g1"] * 5
 
 
 def test_no_replica_is_refused() -> None:
