@@ -15,15 +15,18 @@ One JSON object a line, flushed before the event it records takes effect:
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from composer.errors import ResumeError
 from composer.types import Group
+
+_BLOCK_BYTES = 2**20
 
 
 @dataclass
@@ -95,7 +98,7 @@ def read_ledger(path: Path, checkpoints: Mapping[int, Path]) -> LedgerState:
     """
     state = LedgerState()
     step = max(checkpoints, default=0)
-    finished: dict[str, Group] = {}
+    finished: dict[str, tuple[int, int]] = {}  # where each group's line begins, and its number: most are not needed
     dropped: set[str] = set()
     if not path.exists():
         if step:
@@ -103,24 +106,22 @@ def read_ledger(path: Path, checkpoints: Mapping[int, Path]) -> LedgerState:
         return state
     _cut_torn_line(path)
     with path.open("rb") as lines:
+        place = 0
         for number, line in enumerate(lines, 1):
-            try:
+            with _damage(path, number):
                 event = json.loads(line)
                 kind = event["event"]
                 if kind == "start":
                     state.next_index = max(state.next_index, int(event["index"]) + 1)
                 elif kind == "group":
-                    finished[event["group"]] = Group.from_dict(event["data"])
+                    finished[event["group"]] = (place, number)
                 elif kind == "drop":
                     dropped.add(event["group"])
                 elif kind == "step":
                     state.steps[int(event["step"])] = [str(g) for g in event["groups"]]
                 elif kind == "rollback":
                     state.steps = {s: g for s, g in state.steps.items() if s <= int(event["step"])}
-            except (ValueError, KeyError, TypeError) as e:
-                raise ResumeError(
-                    f"{path}, line {number}, is damaged ({e}); delete that line to lose only its group"
-                ) from e
+            place += len(line)
     known = 0
     while known + 1 in state.steps:
         known += 1
@@ -130,9 +131,24 @@ def read_ledger(path: Path, checkpoints: Mapping[int, Path]) -> LedgerState:
     state.steps = {s: g for s, g in state.steps.items() if s <= step}
     trained = {g for ids in state.steps.values() for g in ids}
     waiting = [g for g in finished if g not in trained and g not in dropped and g not in set(lost)]
-    state.groups = {g: finished[g] for g in (*lost, *waiting) if g in finished}  # a damaged line may have been deleted
+    with path.open("rb") as lines:
+        for group_id in (*lost, *waiting):
+            if group_id in finished:  # a damaged line may have been deleted
+                place, number = finished[group_id]
+                lines.seek(place)
+                with _damage(path, number):
+                    state.groups[group_id] = Group.from_dict(json.loads(lines.readline())["data"])
     state.num_dropped = len(dropped)
     return state
+
+
+@contextlib.contextmanager
+def _damage(path: Path, number: int) -> Iterator[None]:
+    """Around the reading of a line."""
+    try:
+        yield
+    except (ValueError, KeyError, TypeError) as e:
+        raise ResumeError(f"{path}, line {number}, is damaged ({e}); delete that line to lose only its group") from e
 
 
 def _behind(what: str, known: int, checkpoints: Mapping[int, Path]) -> ResumeError:
@@ -154,6 +170,13 @@ def _cut_torn_line(path: Path) -> None:
         f.seek(size - 1)
         if f.read(1) == b"\n":
             return
-        f.seek(0)
-        end = f.read().rfind(b"\n") + 1
-        f.truncate(end)
+        end = size
+        while end:  # backwards, since a ledger can be larger than the memory
+            begin = max(0, end - _BLOCK_BYTES)
+            f.seek(begin)
+            newline = f.read(end - begin).rfind(b"\n")
+            if newline >= 0:
+                f.truncate(begin + newline + 1)
+                return
+            end = begin
+        f.truncate(0)

@@ -63,14 +63,27 @@ def test_trajectories_survive_to_the_last_bit(tmp_path):
     assert read_ledger(path, {}).groups["a"] == group("a", reward=1 / 3)
 
 
-def test_a_torn_last_line_is_cut_off(tmp_path):
+@pytest.mark.parametrize("block", [3, 2**20])
+def test_a_torn_last_line_is_cut_off(block, tmp_path, monkeypatch):
+    monkeypatch.setattr("composer.rl.ledger._BLOCK_BYTES", block)
     path = tmp_path / "ledger.jsonl"
     write(path, [("start", "g0", 0, 0), ("group", group("g0"))])
     whole = path.read_bytes()
     path.write_bytes(whole + b'{"event":"gro')
     assert list(read_ledger(path, {}).groups) == ["g0"]
+    assert path.read_bytes() == whole
     write(path, [("start", "g1", 1, 0)])
     assert read_ledger(path, {}).next_index == 2
+    path.write_bytes(b'{"event":"gro')
+    assert read_ledger(path, {}).groups == {} and path.read_bytes() == b""
+
+
+def test_only_groups_that_are_still_needed_are_read(tmp_path, monkeypatch):
+    path = tmp_path / "ledger.jsonl"
+    write(path, [("group", group("g0")), ("group", group("g1")), ("step", 1, ["g0"]), ("group", group("g2"))])
+    read = []
+    monkeypatch.setattr(Group, "from_dict", classmethod(lambda cls, data: read.append(data["id"]) or group(data["id"])))
+    assert list(read_ledger(path, {1: tmp_path}).groups) == ["g1", "g2"] == read
 
 
 @pytest.mark.parametrize(
