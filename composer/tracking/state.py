@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from composer.identity import start_time
+
 FILE_NAME = "mlflow.json"
 SWEEP_VARIABLE = "COMPOSER_SWEEP_DIR"
 """Environment variable of a sweep's job: the run directory of the sweep's parent."""
@@ -65,7 +67,7 @@ class State:
     """Where a new experiment keeps its artifacts; None: the server's own place."""
     experiment_id: str | None = None
     pid: int = 0
-    process_start: float = 0.0
+    process_start: int = 0
     host: str = ""
     sweep_dir: str | None = None
     runs: dict[str, RunEntry] = field(default_factory=dict)
@@ -115,15 +117,15 @@ class State:
 
     def claim(self) -> None:
         """Note this process as the one that writes the record."""
-        self.pid, self.process_start, self.host = os.getpid(), process_start(os.getpid()) or 0.0, socket.gethostname()
+        self.pid, self.process_start, self.host = os.getpid(), start_time(os.getpid()) or 0, socket.gethostname()
 
     def release(self) -> None:
         """Note that nobody writes the record any more."""
-        self.pid, self.process_start = 0, 0.0
+        self.pid, self.process_start = 0, 0
 
     def writer_is_dead(self) -> bool:
         """Whether the process that wrote the record is gone. Another machine's process counts as alive."""
-        return self.host == socket.gethostname() and process_start(self.pid) != self.process_start
+        return self.host == socket.gethostname() and start_time(self.pid) != self.process_start
 
     def save(self, run_dir: Path) -> None:
         """Write it.
@@ -151,16 +153,6 @@ def load(run_dir: Path) -> State | None:
         return state if "" in state.runs else None
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return None
-
-
-def process_start(pid: int) -> float | None:
-    """When a process started (clock ticks since boot), which tells it from a later one of its id; None if gone."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return None
-    fields = stat.rpartition(")")[2].split()
-    return None if fields[0] == "Z" else float(fields[19])
 
 
 def last_sign_ms(run_dir: Path) -> int:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from composer.identity import start_time
 from composer.tracking import state as states
 from composer.tracking.state import ArtifactEntry, RunEntry, State
 
@@ -52,12 +53,16 @@ def test_a_writer_on_another_machine_counts_as_alive() -> None:
 
 
 def test_a_killed_writer_is_dead() -> None:
+    state = some_state()
+    state.claim()
     process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    started = states.process_start(process.pid)
-    assert started is not None and started >= (states.process_start(os.getpid()) or 0)
+    state.pid, state.process_start = process.pid, start_time(process.pid) or 0
+    assert not state.writer_is_dead()
     process.kill()
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+    assert state.writer_is_dead(), "nobody has reaped it yet"
     process.wait()
-    assert states.process_start(process.pid) is None
+    assert state.writer_is_dead()
 
 
 def test_what_was_killed_ended_when_its_process_last_wrote(tmp_path: Path) -> None:
