@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from composer.errors import ComposerError, LauncherError, SandboxError
+from composer.errors import ComposerError, LauncherError, TrainingError
 from composer.rl.ledger import Ledger, LedgerState
 from composer.rl.packing import PackedRows, pack
 from composer.rl.samples import group_metrics, make_samples
@@ -128,9 +128,8 @@ class Controller:
         """Train until `num_steps`.
 
         Raises:
-            TrainingError: an optimizer step failed.
             WeightSyncError: weights did not arrive.
-            SandboxError: group after group failed in the infrastructure.
+            TrainingError: an optimizer step failed, or group after group did in the infrastructure.
             LauncherError: there is no worker left.
         """
         try:
@@ -223,7 +222,7 @@ class Controller:
             if self._bug is not None:
                 raise self._bug
             if self._failures_in_a_row >= 3 * per_step:
-                raise SandboxError(
+                raise TrainingError(
                     f"{self._failures_in_a_row} groups in a row failed, the last one because: {self._last_failure}. "
                     "Mend that and resume; `composer doctor` checks the machine"
                 )

@@ -147,7 +147,7 @@ def test_a_server_that_never_answers_holds_up_nothing(make_config: Config, run_d
                 time.sleep(0.05)
         closing = time.monotonic()
     assert time.monotonic() - closing < 2 * 2.0 + 1.5, "one request in flight and one last attempt"
-    assert slowest < 0.5
+    assert slowest < 1.5, "no call waits for a request, each of which takes 2 s"
     assert len(warnings) == 1 and silent_server in warnings[0], warnings
     assert record.report is not None and record.report.num_unsent == 80
 

@@ -8,7 +8,7 @@ import json
 
 import pytest
 
-from composer.errors import GeneratorError, LauncherError, SandboxError
+from composer.errors import GeneratorError, LauncherError, TrainingError
 from composer.rl.controller import Controller
 from composer.rl.ledger import Ledger, read_ledger
 from composer.schema import AlgorithmConfig
@@ -126,7 +126,7 @@ def test_a_stuck_group_is_dropped_at_its_deadline(tmp_path):
 
 def test_group_after_group_failing_ends_the_run_with_the_cause(tmp_path):
     policy = StandInPolicy()
-    with pytest.raises(SandboxError, match="groups in a row failed"):
+    with pytest.raises(TrainingError, match="groups in a row failed"):
         run(tmp_path / "l", policy, StandInRollouts(policy, broken=set(range(1000))))
 
 
@@ -148,7 +148,7 @@ def test_tasks_that_leave_no_room_to_answer_end_the_run_with_the_key_to_change(t
             episodes = [Trajectory("big", group_id, str(i), [], [], Outcome.CONTEXT_FULL, 0.0) for i in range(size)]
             return Group(group_id, "big", episodes)
 
-    with pytest.raises(SandboxError, match=r"task big leaves no room .*generator\.max_model_len"):
+    with pytest.raises(TrainingError, match=r"task big leaves no room .*generator\.max_model_len"):
         run(tmp_path / "l", StandInPolicy(), Full(StandInPolicy()))
 
 
