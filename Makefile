@@ -18,6 +18,7 @@ help: ## this list
 setup: ## make the virtual environment, or bring it up to date
 	@bash .ci/setup.sh
 
+quickstart: export FOR_A_RUN = 1
 quickstart: setup ## set up and run the main job: pretrain, RL with real sandboxes, evaluation (ARGS: overrides)
 	@$(BIN)/composer $(ARGS)
 

