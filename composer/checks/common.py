@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 
 from composer.errors import PlanError
-from composer.schema import Accelerator, Config, ParallelConfig, PhaseConfig, Stage
+from composer.models.sizes import TOKENS_AT_ONCE, rows_at_once, sequence_multiple
+from composer.schema import Accelerator, Config, ParallelConfig, PhaseConfig, PhaseKind, Stage
 
 
 def require(ok: bool, key: str, value: object, remedy: str) -> None:
@@ -34,23 +35,29 @@ def data_parallel_ranks(parallel: ParallelConfig) -> int:
     return parallel.data_parallel_replicate * parallel.data_parallel_shard
 
 
-def sequence_multiple(parallel: ParallelConfig) -> int:
-    """What a sequence length must be divisible by: CP cuts into 2 x CP chunks, sequence parallelism into TP."""
-    context = 2 * parallel.context_parallel if parallel.context_parallel > 1 else 1
-    return context * parallel.tensor_parallel
-
-
 def optimizer_steps(phase: PhaseConfig) -> int:
     """Optimizer steps of a phase; the last batch is whole."""
     return math.ceil(phase.tokens / (phase.batch_size * phase.seq_len))
 
 
 def largest_microbatch(config: Config) -> int:
-    """Padded tokens that go through the model at once on one data-parallel rank, over all stages."""
-    tokens = [p.seq_len for p in config.mix.phases.values()] if Stage.pretrain in config.stages else []
+    """Padded tokens of the largest forward and backward pass of one data-parallel rank, over all stages."""
+    parallel, tokens = config.parallel, [0]
+    pipelined = parallel.pipeline_parallel > 1
+    # Tensor parallelism takes multiples of its ranks: the trainer fills up with rows that carry no loss.
+    ranks = parallel.tensor_parallel
+    if Stage.pretrain in config.stages:
+        for phase in config.mix.phases.values():
+            length, mine = phase.seq_len, max(1, phase.batch_size // data_parallel_ranks(parallel))
+            rows = min(mine, rows_at_once(length, pipelined))
+            if phase.kind is PhaseKind.pretrain or pipelined:
+                tokens.append(next_multiple(rows, ranks) * length)
+            else:  # rows are as long as a step's sessions: the shorter, the more of them at once
+                tokens.append(max(rows * length, min(mine * length, TOKENS_AT_ONCE)) + (ranks - 1) * length)
     if Stage.rl in config.stages:
-        tokens.append(config.algorithm.microbatch_tokens)
-    return max(tokens, default=0)
+        row = next_multiple(config.generator.max_model_len, sequence_multiple(config.model, parallel))
+        tokens.append(config.algorithm.microbatch_tokens + (ranks - 1) * row)
+    return max(tokens)
 
 
 def gpus_needed(config: Config) -> int:

@@ -11,8 +11,8 @@ from composer.checks.common import (
     next_multiple,
     optimizer_steps,
     require,
-    sequence_multiple,
 )
+from composer.models.sizes import sequence_multiple
 from composer.schema import Config, PhaseKind, SourceConfig, SourceKind, Stage
 
 _BUBBLEWRAP = "envs.sandbox.bubblewrap.BubblewrapBackend"
@@ -54,7 +54,8 @@ def check_phases(config: Config) -> None:
     """
     if Stage.pretrain not in config.stages:
         return
-    p, ranks, multiple = config.parallel, data_parallel_ranks(config.parallel), sequence_multiple(config.parallel)
+    p, ranks = config.parallel, data_parallel_ranks(config.parallel)
+    multiple = sequence_multiple(config.model, p)
     for name, phase in config.mix.phases.items():
         key = f"mix.phases.{name}"
         limit = config.model.max_context
@@ -63,8 +64,8 @@ def check_phases(config: Config) -> None:
             phase.seq_len % multiple == 0,
             f"{key}.seq_len",
             phase.seq_len,
-            f"must be a multiple of {multiple} (2 x context_parallel x tensor_parallel): "
-            f"{next_multiple(phase.seq_len, multiple)}",
+            f"must be a multiple of {multiple}, by which context and tensor parallelism and the loss of a large "
+            f"vocabulary cut it: {next_multiple(phase.seq_len, multiple)}",
         )
         require(
             phase.batch_size % ranks == 0,
@@ -125,7 +126,7 @@ def check_rl(config: Config) -> None:
     if Stage.rl not in config.stages:
         return
     a, p, ranks = config.algorithm, config.parallel, data_parallel_ranks(config.parallel)
-    episode = next_multiple(config.generator.max_model_len, sequence_multiple(p))
+    episode = next_multiple(config.generator.max_model_len, sequence_multiple(config.model, p))
     require(
         a.microbatch_tokens >= episode,
         "algorithm.microbatch_tokens",

@@ -15,7 +15,7 @@ from torchtitan.distributed.activation_checkpoint import FullAC
 from composer.errors import PlanError
 from composer.models import titan
 from composer.models.components import LastMetrics, NoLoader, NoTokenizer
-from composer.models.sizes import loss_chunks
+from composer.models.sizes import loss_chunks, sequence_multiple
 from composer.models.trainer import TitanTrainer
 from composer.schema import Accelerator, ModelConfig, ParallelConfig, Schedule
 
@@ -87,6 +87,7 @@ def trainer_config(
         hf_assets_path=model.checkpoint or "",
         dump_folder=str(settings.folder),
         loss=loss,
+        sequence_multiple=sequence_multiple(model, parallel),
         metrics=LastMetrics.Config(log_freq=1),
         dataloader=NoLoader.Config(),
         tokenizer=NoTokenizer.Config(),

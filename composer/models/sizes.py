@@ -13,15 +13,20 @@ rotary position, and of values.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
-from composer.schema import Dtype, Family, GeneratorConfig, ModelConfig, ParallelConfig
+from composer.schema import Accelerator, Dtype, Family, GeneratorConfig, ModelConfig, ParallelConfig
 
 _BYTES = {Dtype.float32: 4, Dtype.bfloat16: 2}
 _OPTIMIZER_BYTES = 8
 """AdamW's two moments in float32."""
 _MASTER_BYTES = 4
 """Parameters and gradients are kept sharded in float32 whatever the compute format."""
+_MASK_BLOCK = 128
+"""Tokens of a block of FlexAttention's masks on CUDA."""
+TOKENS_AT_ONCE = 8192
+"""Tokens that pretraining and SFT send through the model at once, and scoring of held-out text (one row at least)."""
 
 
 @dataclass(frozen=True)
@@ -133,13 +138,44 @@ def loss_chunks(model: ModelConfig, parallel: ParallelConfig) -> int:
 
 
 def sequence_multiple(model: ModelConfig, parallel: ParallelConfig) -> int:
-    """What the length of every row must be a multiple of on this mesh.
+    """What the length of every row, in tokens, must be a multiple of on this mesh.
 
     Tensor parallelism cuts the sequence between layers; context parallelism gives each rank a piece of its head and one
-    of its tail.
+    of its tail, on CUDA in whole blocks of the attention mask; the loss may be made in pieces.
     """
+    multiple = position_multiple(parallel) * loss_chunks(model, parallel)
+    if parallel.context_parallel > 1 and parallel.accelerator is Accelerator.cuda:
+        return math.lcm(multiple, _MASK_BLOCK * parallel.context_parallel)
+    return multiple
+
+
+def position_multiple(parallel: ParallelConfig) -> int:
+    """What the mesh cuts positions into: the model's longest context, in tokens, must be a multiple of it."""
     context = 2 * parallel.context_parallel if parallel.context_parallel > 1 else 1
-    return parallel.tensor_parallel * context * loss_chunks(model, parallel)
+    return parallel.tensor_parallel * context
+
+
+def rows_at_once(row_length: int, pipelined: bool) -> int:
+    """Rows of `row_length` tokens that a rank sends through the model at once in pretraining and SFT.
+
+    A pipeline takes single rows.
+    """
+    return 1 if pipelined else max(1, TOKENS_AT_ONCE // row_length)
+
+
+def pipeline_layers(num_layers: int, stages: int) -> list[int]:
+    """Transformer layers of each pipeline stage, as torchtitan spreads them.
+
+    The input embedding weighs as much as a layer, and so does the output; what does not divide goes to the first
+    stages.
+    """
+    if stages == 1:
+        return [num_layers]
+    each, more = divmod(num_layers + 2, stages)
+    layers = [each + (stage < more) for stage in range(stages)]
+    layers[0] -= 1
+    layers[-1] -= 1
+    return layers
 
 
 @dataclass(frozen=True)
@@ -174,7 +210,7 @@ def trainer_memory(model: ModelConfig, parallel: ParallelConfig, microbatch_toke
         parallel.data_parallel_shard * parallel.context_parallel * parallel.tensor_parallel * parallel.pipeline_parallel
     )
     stored = count.total / shards
-    layers = -(-model.num_layers // parallel.pipeline_parallel)
+    layers = max(pipeline_layers(model.num_layers, parallel.pipeline_parallel))
     gathered = 0.0
     if shards > 1 or compute != _MASTER_BYTES:
         sparse = max(1, model.num_layers - model.num_dense_layers)

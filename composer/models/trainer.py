@@ -16,7 +16,7 @@ import torch
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
-from torchtitan.components.loss import IGNORE_INDEX, ChunkedLossWrapper, compute_logprobs
+from torchtitan.components.loss import IGNORE_INDEX, compute_logprobs
 from torchtitan.distributed import utils as dist_utils
 from torchtitan.trainer import Trainer
 
@@ -61,10 +61,14 @@ class TitanTrainer(Trainer):
 
     @dataclass(kw_only=True, slots=True)
     class Config(Trainer.Config):
-        """torchtitan's, unchanged."""
+        """torchtitan's, and what this mesh and loss demand of rows."""
+
+        sequence_multiple: int = 1
+        """`composer.models.sizes.sequence_multiple`."""
 
     checkpointer: Any  # a CheckpointManager
     metrics_processor: Any  # a LastMetrics
+    config: Config  # pyright: ignore[reportIncompatibleVariableOverride]
     optimizers: Any  # torchtitan's container, with `worst_expert_load` (see `titan._register_expert_hooks`)
     _extras: dict[str, torch.Tensor]
     _loss_metrics: dict[str, torch.Tensor]
@@ -77,9 +81,7 @@ class TitanTrainer(Trainer):
     @property
     def sequence_multiple(self) -> int:
         """Row lengths must be a multiple of this."""
-        chunks = self.loss_fn.num_chunks if isinstance(self.loss_fn, ChunkedLossWrapper) else 1
-        dims = self.parallel_dims
-        return dims.tp * (2 * dims.cp if dims.cp > 1 else 1) * chunks
+        return self.config.sequence_multiple
 
     @property
     def data_parallel(self) -> tuple[int, int]:

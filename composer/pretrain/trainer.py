@@ -11,7 +11,7 @@ import torch
 from composer.errors import CorpusError, TokenizerError
 from composer.models.huggingface import check_checkpoint, export
 from composer.models.settings import TrainSettings, trainer_config
-from composer.models.sizes import sequence_multiple
+from composer.models.sizes import rows_at_once, sequence_multiple
 from composer.models.trainer import Microbatch, TitanTrainer
 from composer.pretrain.batches import Batches, PretrainBatches, SessionBatches, codebase_rows, rows_of_rank
 from composer.pretrain.mix import Codebase, Mix
@@ -22,8 +22,6 @@ from composer.schema import MixConfig, ModelConfig, ParallelConfig, PhaseKind
 _CODEBASE_ROW = 512
 """Tokens of context in which held-out code is scored (less if the model knows fewer positions). The same in all phases,
 so that their losses can be compared; except in a pipeline, which learns one length, that of the phase."""
-_TOKENS_AT_ONCE = 8192
-"""Tokens of a micro-batch, for training and for scoring (one row at least)."""
 
 
 @dataclass(frozen=True)
@@ -175,7 +173,7 @@ def _microbatches(trainer: TitanTrainer, rows: list[Row]) -> list[Microbatch]:
     """This rank's rows in micro-batches; in a pipeline one row each, and full groups of them."""
     group = trainer.num_pipeline_parallel_microbatches
     mine = rows_of_rank(rows, *trainer.data_parallel, multiple=group)
-    at_once = 1 if trainer.parallel_dims.pp_enabled else max(1, _TOKENS_AT_ONCE // len(rows[0].tokens))
+    at_once = rows_at_once(len(rows[0].tokens), trainer.parallel_dims.pp_enabled)
     return [_microbatch(mine[i : i + at_once]) for i in range(0, len(mine), at_once)]
 
 

@@ -79,7 +79,9 @@ def test_processes_of_a_cluster(composer2: RunPlan) -> None:
     assert composer2.resources == {"CPU": 512 + 5 + 16, "GPU": 512 + 5 * 32}
     assert composer2.num_nodes == 84  # 672 GPUs, 8 a machine
     mesh = composer2.mesh
-    assert (mesh.world_size, mesh.data_parallel_ranks, mesh.sequence_multiple, mesh.expert) == (512, 64, 16, 8)
+    assert (mesh.world_size, mesh.data_parallel_ranks, mesh.expert) == (512, 64, 8)
+    # 16 pieces for 8 context ranks x 8 pieces of the loss, and blocks of 128 tokens on each of 8 ranks: 128 and 1024
+    assert mesh.sequence_multiple == 1024
 
 
 def test_every_class_in_a_plan_exists(quickstart: RunPlan) -> None:

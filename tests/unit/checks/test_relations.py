@@ -12,7 +12,6 @@ from composer.checks.common import (
     largest_microbatch,
     next_multiple,
     optimizer_steps,
-    sequence_multiple,
     world_size,
 )
 from composer.compose import apply, compose
@@ -63,6 +62,9 @@ def test_the_recipes_hold(overrides: list[str]) -> None:
         *(([f"mix.codebase.pattern='{p}'"], "mix.codebase.pattern", "'**/*.py'") for p in ("/x", "../x", "a/b**")),
         (["~mix.phases.pretrain", "~mix.phases.sft"], "mix.phases", "at least one phase"),
         (["mix.codebase.kind=sessions"], "mix.codebase.kind", "held-out text"),
+        (["model.vocab_size=32768", "mix.phases.sft.seq_len=252"], "mix.phases.sft.seq_len", "multiple of 8"),
+        (["+experiment=composer2", "mix.phases.bulk_32k.seq_len=32784"], "mix.phases.bulk_32k.seq_len",
+         "must be a multiple of 1024, by which context and tensor parallelism"),
         (["stages=[]"], "stages", "at least one"),
         (["stages=[rl,pretrain]"], "stages", "[pretrain, rl]"),
         (["stages=[pretrain,pretrain]"], "stages", "twice"),
@@ -188,8 +190,6 @@ def test_numbers_of_a_mesh() -> None:
     parallel = ParallelConfig(data_parallel_replicate=2, data_parallel_shard=3, context_parallel=4, tensor_parallel=5)
     assert world_size(parallel) == 120
     assert data_parallel_ranks(parallel) == 6
-    assert sequence_multiple(parallel) == 40  # 2 x 4 chunks, each cut by 5
-    assert sequence_multiple(ParallelConfig(tensor_parallel=2)) == 2
     assert (
         optimizer_steps(PhaseConfig(kind=PhaseKind.sft, tokens=1001, seq_len=100, batch_size=2, learning_rate=1.0)) == 6
     )
@@ -200,4 +200,25 @@ def test_numbers_of_a_config() -> None:
     assert gpus_needed(recipe()) == 0
     assert gpus_needed(recipe("+experiment=composer2")) == 512 + 5 * 32
     assert largest_microbatch(recipe("+experiment=composer2")) == 262144
-    assert largest_microbatch(configured(["stages=[pretrain]"])) == 256
+
+
+@pytest.mark.parametrize(
+    ("overrides", "tokens"),
+    [
+        ([], 1024),  # pretrain: 4 rows of 128; SFT: at most 4 of 256
+        (["mix.phases.pretrain.seq_len=2048", "mix.phases.pretrain.batch_size=6"], 4 * 2048),  # as 8192 hold
+        (["mix.phases.pretrain.seq_len=1500", "mix.phases.pretrain.batch_size=8"], 5 * 1500),
+        (["mix.phases.sft.seq_len=1500", "mix.phases.sft.batch_size=8"], 8192),  # 8 rows of 1024 tokens
+        (["mix.phases.sft.seq_len=1500", "mix.phases.sft.batch_size=8", "parallel.data_parallel_shard=4"], 2 * 1500),
+        # the trainer fills up to as many rows as there are tensor-parallel ranks
+        (["mix.phases.pretrain.batch_size=1", "mix.phases.sft.batch_size=1", "parallel.tensor_parallel=4"], 4 * 256),
+        (
+            ["model.tie_embeddings=false", "parallel.pipeline_parallel=2", "mix.phases.pretrain.seq_len=512"],
+            512,  # one row at a time
+        ),
+        (["stages=[pretrain,evaluate_before,rl]"], 8192),  # algorithm.microbatch_tokens
+        (["stages=[pretrain,evaluate_before,rl]", "parallel.tensor_parallel=2"], 8192 + 512),  # and a row to fill up
+    ],
+)
+def test_tokens_at_once(overrides: list[str], tokens: int) -> None:
+    assert largest_microbatch(configured(["stages=[pretrain]", *overrides])) == tokens

@@ -8,10 +8,13 @@ from composer.models.sizes import (
     count_parameters,
     generator_memory,
     kv_cache_bytes_per_token,
+    pipeline_layers,
+    rows_at_once,
+    sequence_multiple,
     trainer_memory,
     training_flops_per_token,
 )
-from composer.schema import Dtype, Family, GeneratorConfig, ModelConfig, ParallelConfig, ScoreFunction
+from composer.schema import Accelerator, Dtype, Family, GeneratorConfig, ModelConfig, ParallelConfig, ScoreFunction
 
 KIMI_K2 = ModelConfig(
     name="kimi-k2",
@@ -130,6 +133,42 @@ def test_checkpointing_and_expert_parallelism_save_memory() -> None:
 def test_a_large_vocabulary_is_scored_in_pieces() -> None:
     memory = trainer_memory(KIMI_K2, ParallelConfig(), 8192)
     assert memory.logits == 3 * 4 * 8192 * 163840 // 8
+
+
+def test_rows_of_a_mesh() -> None:
+    mesh = ParallelConfig(context_parallel=4, tensor_parallel=5)
+    assert sequence_multiple(TINY, mesh) == 40  # 2 x 4 pieces, each cut by 5
+    assert sequence_multiple(TINY, ParallelConfig(tensor_parallel=2)) == 2
+    assert sequence_multiple(KIMI_K2, ParallelConfig(context_parallel=8)) == 128  # 2 x 8 pieces, 8 of the loss
+    assert (rows_at_once(2048, False), rows_at_once(10000, False), rows_at_once(16, True)) == (4, 1, 1)
+
+
+def test_masks_on_cuda_have_whole_blocks() -> None:
+    from torch.nn.attention.flex_attention import _DEFAULT_SPARSE_BLOCK_SIZE
+
+    # torch: "Q_LEN is not divisible by CP mesh world size * BLOCK_SIZE"
+    assert sequence_multiple(TINY, ParallelConfig(Accelerator.cuda, context_parallel=2)) == (
+        2 * _DEFAULT_SPARSE_BLOCK_SIZE
+    )
+    mesh = ParallelConfig(Accelerator.cuda, context_parallel=2, tensor_parallel=3)
+    assert sequence_multiple(TINY, mesh) == 768  # of 12 and 256
+    assert sequence_multiple(TINY, ParallelConfig(Accelerator.cuda, tensor_parallel=3)) == 3
+
+
+def test_layers_of_pipeline_stages_are_those_of_torchtitan() -> None:
+    from torchtitan.distributed.pipeline_parallel import _generate_llm_fqn_per_model_part
+
+    for layers in (1, 2, 3, 6, 48, 61):
+        for stages in (s for s in (1, 2, 3, 4, 8, 48) if s <= layers):
+            parts = _generate_llm_fqn_per_model_part(stages, layers)
+            assert pipeline_layers(layers, stages) == [sum("layers." in n for n in part) for part in parts]
+
+
+def test_the_fullest_stage_decides() -> None:
+    """Of 6 layers in 3 stages the second holds 3; each keeps the micro-batches of 3 stages in flight."""
+    six = dataclasses.replace(TINY, num_layers=6)
+    pipeline = trainer_memory(six, ParallelConfig(pipeline_parallel=3), 1024)
+    assert pipeline.activations == 3 * 3 * trainer_memory(TINY, ParallelConfig(), 1024).activations // 2
 
 
 def test_generator_cuts_heads_but_copies_latents() -> None:
