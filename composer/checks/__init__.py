@@ -15,7 +15,7 @@ from composer.checks.mesh import check_cluster, check_generator, check_mesh
 from composer.checks.stages import check_env, check_phases, check_rl, check_stages
 from composer.errors import ConfigError
 from composer.models.base import check_model
-from composer.models.sizes import count_parameters, generator_memory, trainer_memory
+from composer.models.sizes import count_parameters, generator_memory, pipeline_layers, trainer_memory
 from composer.schema import Accelerator, Config, Dtype, Stage, SyncMethod
 
 _LEAST_TOLERANCE = 0.05
@@ -95,8 +95,12 @@ def _redacted(uri: str) -> str:
 
 def _warnings(config: Config) -> Iterator[str]:
     model, p, env, g = config.model, config.parallel, config.env, config.generator
-    if p.pipeline_parallel > 1 and model.num_layers % p.pipeline_parallel:
-        yield f"{model.num_layers} layers do not divide into {p.pipeline_parallel} pipeline stages: some hold one more"
+    layers = pipeline_layers(model.num_layers, p.pipeline_parallel)
+    if p.pipeline_parallel > 1 and ((model.num_layers + 2) % p.pipeline_parallel or not min(layers)):
+        yield (
+            f"pipeline stages hold {min(layers)} to {max(layers)} of {model.num_layers} layers (an embedding weighs as "
+            "one): all wait for the fullest"
+        )
     if generates(config):
         episodes, seats = env.concurrency * env.num_workers, g.num_replicas * g.max_num_seqs
         if episodes > 2 * seats:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 from composer.checks.common import (
     divisors,
@@ -13,48 +14,84 @@ from composer.checks.common import (
     require,
     world_size,
 )
-from composer.models.sizes import generator_memory, kv_cache_bytes_per_token, trainer_memory
-from composer.schema import Accelerator, Config, Family, SyncMethod
+from composer.models.sizes import (
+    generator_memory,
+    kv_cache_bytes_per_token,
+    pipeline_layers,
+    position_multiple,
+    trainer_memory,
+)
+from composer.schema import Accelerator, Config, Dtype, Family, GeneratorConfig, ModelConfig, ParallelConfig, SyncMethod
 
+_ALIGNED_BYTES = 16
+"""torch's grouped matrix multiplication wants rows that are multiples of it."""
 _CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256)
 """Head sizes that vLLM's attention on CPU is built for."""
 
 
 def check_mesh(config: Config) -> None:
-    """The axes divide the model, and the expert axis fits into them.
+    """The axes divide the model, and the expert axis fits into them: what torchtitan would refuse on every rank.
 
     Raises:
         PlanError: the first relation that does not hold.
     """
-    model, p = config.model, config.parallel
+    for relation in _relations(config.model, config.parallel):
+        require(*relation)
+
+
+def _relations(model: ModelConfig, p: ParallelConfig) -> Iterator[tuple[bool, str, object, str]]:
+    """(whether it holds, key, value, remedy) of everything that the trainer's mesh demands of the model."""
     tp, cp, pp, ep = p.tensor_parallel, p.context_parallel, p.pipeline_parallel, p.expert_parallel
+    heads, groups, experts = model.num_heads, model.num_kv_heads, model.num_experts
     key = "parallel.tensor_parallel"
-    require(
-        model.num_heads % tp == 0,
-        key,
-        tp,
-        f"must divide model.num_heads ({model.num_heads}): {divisors(model.num_heads)}",
-    )
+    yield heads % tp == 0, key, tp, f"must divide model.num_heads ({heads}): {divisors(heads)}"
     if model.family is Family.qwen3_moe:
-        heads = model.num_kv_heads
-        require(heads % tp == 0, key, tp, f"must divide model.num_kv_heads ({heads}): {divisors(heads)}")
-    require(model.vocab_size % tp == 0, key, tp, f"must divide model.vocab_size ({model.vocab_size})")
-    require(
-        pp <= model.num_layers,
-        "parallel.pipeline_parallel",
-        pp,
-        f"must be at most model.num_layers ({model.num_layers}), one layer a stage",
-    )
+        yield groups % tp == 0, key, tp, f"must divide model.num_kv_heads ({groups}): {divisors(groups)}"
+    yield model.vocab_size % tp == 0, key, tp, f"must divide model.vocab_size ({model.vocab_size})"
+
+    positions, multiple = model.max_context, position_multiple(p)
+    remedy = f"must be a multiple of {multiple} (tensor_parallel x 2 context_parallel, where that is above 1)"
+    yield positions % multiple == 0, "model.max_context", positions, f"{remedy}: {next_multiple(positions, multiple)}"
+
+    key, layers = "parallel.pipeline_parallel", model.num_layers
+    yield pp <= layers, key, pp, f"must be at most model.num_layers ({layers}), one layer a stage"
+    remedy = "input and output embeddings are one matrix and lie in two stages: use 1, or model.tie_embeddings=false"
+    yield pp == 1 or not model.tie_embeddings, key, pp, remedy
+    remedy = f"the last stage holds no layer, which context parallelism needs: at most {(layers + 2) // 2}"
+    yield cp == 1 or min(pipeline_layers(layers, pp)) > 0, key, pp, remedy
+
     key, axes = "parallel.expert_parallel", p.data_parallel_shard * cp * tp
-    experts = model.num_experts
-    require(experts % ep == 0, key, ep, f"must divide model.num_experts ({experts}): {divisors(experts)}")
-    require(
-        axes % ep == 0,
-        key,
-        ep,
+    yield experts % ep == 0, key, ep, f"must divide model.num_experts ({experts}): {divisors(experts)}"
+    remedy = (
         f"must divide data_parallel_shard x context_parallel x tensor_parallel ({axes}), from which it is formed: "
-        f"{divisors(axes)}, or a larger data_parallel_shard",
+        f"{divisors(axes)}, or a larger data_parallel_shard"
     )
+    yield axes % ep == 0, key, ep, remedy
+    yield from _expert_relations(model, p)
+
+
+def _expert_relations(model: ModelConfig, p: ParallelConfig) -> Iterator[tuple[bool, str, object, str]]:
+    """What the experts' matrices, hidden_size x expert_ffn_size numbers each, demand once they are cut."""
+    hidden, ffn, experts = model.hidden_size, model.expert_ffn_size, model.num_experts
+    tensor = p.tensor_parallel if p.expert_parallel == 1 else 1
+    numbers = _ALIGNED_BYTES // (4 if p.accelerator is Accelerator.cpu and p.param_dtype is Dtype.float32 else 2)
+    remedy = f"must be a multiple of {numbers} ({_ALIGNED_BYTES} bytes), for torch's grouped matrices: use "
+    yield hidden % numbers == 0, "model.hidden_size", hidden, remedy + str(next_multiple(hidden, numbers))
+    if tensor > 1:
+        remedy = f"on each of {tensor} tensor_parallel ranks it {remedy}"
+    multiple = tensor * numbers
+    yield ffn % multiple == 0, "model.expert_ffn_size", ffn, remedy + str(next_multiple(ffn, multiple))
+
+    shards = p.data_parallel_shard * p.context_parallel * (p.tensor_parallel // tensor)
+    ranks = shards if p.expert_parallel > 1 else shards * p.data_parallel_replicate
+    parts = shards // p.expert_parallel
+    if ranks > experts:
+        ffn //= tensor
+        remedy = (
+            f"FSDP has {ranks} ranks for {experts} experts and so cuts hidden_size ({hidden}) and expert_ffn_size "
+            f"({ffn} a rank) into {parts} parts, which must be equal: {divisors(math.gcd(hidden, ffn))} parts"
+        )
+        yield hidden % parts == ffn % parts == 0, "parallel.data_parallel_shard", p.data_parallel_shard, remedy
 
 
 def check_generator(config: Config) -> None:
@@ -76,20 +113,8 @@ def check_generator(config: Config) -> None:
         config.env.max_turn_tokens,
         f"must be less than generator.max_model_len ({g.max_model_len}), which also holds prompt and tool results",
     )
-    tp = g.tensor_parallel
-    key = "generator.tensor_parallel"
-    require(
-        model.num_heads % tp == 0,
-        key,
-        tp,
-        f"must divide model.num_heads ({model.num_heads}): {divisors(model.num_heads)}",
-    )
-    require(
-        not g.expert_parallel or model.num_experts % tp == 0,
-        key,
-        tp,
-        f"with expert_parallel it must divide model.num_experts ({model.num_experts})",
-    )
+    for divides, remedy in _generator_cuts(model, g):
+        require(divides, "generator.tensor_parallel", g.tensor_parallel, remedy)
     needed = kv_cache_bytes_per_token(model, g.dtype) * g.max_model_len
     require(
         generator_memory(model, g).max_tokens >= g.max_model_len,
@@ -99,6 +124,24 @@ def check_generator(config: Config) -> None:
     )
     if config.parallel.accelerator is Accelerator.cpu:
         _check_cpu_generator(config)
+
+
+def _generator_cuts(model: ModelConfig, g: GeneratorConfig) -> Iterator[tuple[bool, str]]:
+    """(whether it holds, remedy) of everything that vLLM cuts over the GPUs of a replica."""
+    tp, heads, groups, experts = g.tensor_parallel, model.num_heads, model.num_kv_heads, model.num_experts
+    yield heads % tp == 0, f"must divide model.num_heads ({heads}): {divisors(heads)}"
+    if model.family is Family.qwen3_moe:
+        yield groups % tp == 0 or tp % groups == 0, f"must divide model.num_kv_heads ({groups}), or be a multiple of it"
+        yield tp <= experts, f"must be at most model.num_experts ({experts})"
+    if g.expert_parallel:
+        yield experts % tp == 0, f"with expert_parallel it must divide model.num_experts ({experts})"
+    sizes = {
+        "expert_ffn_size": 0 if g.expert_parallel else model.expert_ffn_size,
+        "num_shared_experts x expert_ffn_size": model.num_shared_experts * model.expert_ffn_size,
+        "dense_ffn_size": model.dense_ffn_size if model.num_dense_layers else 0,
+    }
+    for name, size in sizes.items():
+        yield size % tp == 0, f"must divide model.{name} ({size}): {divisors(size)}"
 
 
 def _check_cpu_generator(config: Config) -> None:

@@ -49,9 +49,12 @@ def _qwen3_moe_demands(model: ModelConfig) -> list[tuple[str, bool, str]]:
 
 def _deepseek_v3_demands(model: ModelConfig) -> list[tuple[str, bool, str]]:
     positive = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+    qk_head_dim, per_group = model.qk_nope_head_dim + model.qk_rope_head_dim, model.num_experts // model.router_groups
     return [
+        ("num_kv_heads", model.num_kv_heads != model.num_heads, f"must be num_heads ({model.num_heads})"),
         *((key, getattr(model, key) < 1, "must be at least 1") for key in positive),
         ("qk_rope_head_dim", model.qk_rope_head_dim % 2 != 0, "must be even"),
+        ("head_dim", model.head_dim != qk_head_dim, f"must be qk_nope_head_dim + qk_rope_head_dim ({qk_head_dim})"),
         (
             "num_dense_layers",
             model.num_dense_layers >= model.num_layers,
@@ -73,6 +76,16 @@ def _deepseek_v3_demands(model: ModelConfig) -> list[tuple[str, bool, str]]:
             "router_groups_used",
             model.router_groups_used > model.router_groups,
             f"must be at most router_groups ({model.router_groups})",
+        ),
+        (
+            "router_groups",
+            model.router_groups > 1 and per_group < 2,
+            f"a group holds two experts or more: at most {model.num_experts // 2}",
+        ),
+        (
+            "experts_per_token",
+            model.experts_per_token > model.router_groups_used * per_group,
+            f"must be at most the experts of router_groups_used ({model.router_groups_used} x {per_group})",
         ),
         ("tie_embeddings", model.tie_embeddings, "must be false"),
     ]

@@ -25,6 +25,14 @@ from tests.unit.models.test_sizes import DEEPSEEK_V3, TINY
         (DEEPSEEK_V3, {"num_dense_layers": 61}, r"num_dense_layers=61: must be less than num_layers \(61\)"),
         (DEEPSEEK_V3, {"router_groups": 3}, r"router_groups=3: must divide num_experts \(256\)"),
         (DEEPSEEK_V3, {"router_groups": 8, "router_groups_used": 9}, r"router_groups_used=9: must be at most"),
+        (DEEPSEEK_V3, {"router_groups": 256}, r"router_groups=256: a group holds two experts or more: at most 128"),
+        (  # 256 experts in 64 groups of 4, of which a token uses one
+            DEEPSEEK_V3,
+            {"router_groups": 64},
+            r"experts_per_token=8: must be at most the experts of router_groups_used \(1 x 4\)",
+        ),
+        (DEEPSEEK_V3, {"num_kv_heads": 8}, r"num_kv_heads=8: must be num_heads \(128\)"),
+        (DEEPSEEK_V3, {"head_dim": 128}, r"head_dim=128: must be qk_nope_head_dim \+ qk_rope_head_dim \(192\)"),
     ],
 )
 def test_impossible_models(model: ModelConfig, changes: dict[str, Any], message: str) -> None:
