@@ -189,6 +189,8 @@ class TitanTrainer(Trainer):
             for start in range(0, len(microbatches), group):
                 total += self._pipeline_loss(microbatches[start : start + group])
             torch.distributed.all_reduce(total, group=self.parallel_dims.get_mesh("pp").get_group())
+            if self.parallel_dims.cp_enabled:  # each context rank has seen its part of the rows
+                torch.distributed.all_reduce(total, group=self.parallel_dims.get_mesh("cp").get_group())
         else:
             for batch in microbatches:
                 total += torch.stack([-self.score(batch).sum(), (batch.labels != NO_LOSS).sum().to(self.device)])

@@ -51,10 +51,13 @@ def train(model: ModelConfig, folder: Path, parallel: ParallelConfig) -> dict[st
         metrics = trainer.update(microbatches)
         losses.append(metrics["loss"])
         norms.append(metrics["grad_norm"])
+    mine = rows(batch(98, rows=8), rank, size)
+    mean_loss = trainer.mean_loss([rows(mine, i, 8) for i in range(8)] if parallel.pipeline_parallel > 1 else [mine])
     score = None if parallel.pipeline_parallel > 1 else trainer.score(batch(99, rows=2)).tolist()
     export(trainer, model, folder / "hf")
     trainer.close()
-    return {"loss": losses, "grad_norm": norms, "score": score, "load": metrics["worst_expert_load"]}
+    load = metrics["worst_expert_load"]
+    return {"loss": losses, "grad_norm": norms, "score": score, "mean_loss": mean_loss, "load": load}
 
 
 @pytest.fixture(scope="module")
@@ -81,6 +84,7 @@ def test_a_mesh_trains_like_one_process(
     results = run_ranks(2, lambda: train(model, tmp_path, MESHES[mesh]), tmp_path)
     for result in results:
         assert result["loss"] == pytest.approx(expected["loss"], abs=1e-4)
+        assert result["mean_loss"] == pytest.approx(expected["mean_loss"], abs=1e-4)
         assert result["grad_norm"] == pytest.approx(expected["grad_norm"], rel=1e-3)
         assert result["load"] == pytest.approx(expected["load"], rel=0.02)  # a few routers flip in the last bit
         if result["score"] is not None:
@@ -155,6 +159,7 @@ def test_four_ranks(parallel: ParallelConfig, reference: dict[str, Any], tmp_pat
     results = run_ranks(4, lambda: train(DEEPSEEK, tmp_path, parallel), tmp_path, timeout_s=240)
     for result in results:
         assert result["loss"] == pytest.approx(expected["loss"], abs=1e-4)
+        assert result["mean_loss"] == pytest.approx(expected["mean_loss"], abs=1e-4)
     assert same_weights(tmp_path / "hf", expected["folder"])
 
 
@@ -170,6 +175,7 @@ def test_more_ranks_than_experts(parallel: ParallelConfig, tmp_path: Path) -> No
     expected = run_ranks(1, lambda: train(model, tmp_path / "one", ParallelConfig()), tmp_path / "one")[0]
     for result in run_ranks(4, lambda: train(model, tmp_path, parallel), tmp_path):
         assert result["loss"] == pytest.approx(expected["loss"], abs=1e-4)
+        assert result["mean_loss"] == pytest.approx(expected["mean_loss"], abs=1e-4)
     assert same_weights(tmp_path / "hf", tmp_path / "one" / "hf")
 
 
