@@ -161,7 +161,7 @@ try_pip() {
     else
         TMPDIR=$venv/tmp "$venv/bin/python" -m pip install --progress-bar off --log "$log" "$@" 2>&1 |
             sed -un -e '/^ *Downloading .* MB)/p' -e '/^ *\(ERROR\|error\|Building editable\)/p' \
-                -e '/^Installing collected/s/.*/  Installing them; this takes a minute or two/p'
+                -e '/^Installing collected packages:.* torchtitan/s/.*/  Installing them: two minutes or so/p'
     fi
 }
 explain() { # $1: what was being installed

@@ -72,6 +72,7 @@ def run(config: Config, plan: RunPlan, run_dir: Path) -> int:
                 with _cluster(launcher, backend):
                     try:
                         asyncio.run(_run_stages(missing, config, layout, label, record, console, plan, clock))
+                console.info("starting Ray and the first workers, and trying out the tests of a task: some ten seconds")
                     except asyncio.CancelledError:  # a signal ended it
                         raise KeyboardInterrupt from None
             summary = summarise(layout, plan, config, clock, record.peak_rss_bytes)

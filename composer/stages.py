@@ -54,20 +54,23 @@ class Run:
         """Make what all stages read, unless it is there: the tokenizer, and the expert's sessions for fine-tuning."""
         if self.layout.sessions.exists():  # written last
             return
-        self.console.info("preparing the tokenizer")
         if wants_sessions(self.config):
+            self.console.info("recording the expert's sessions, then preparing the tokenizer: about half a minute")
             count = self.config.mix.sessions.num_sessions
             with self.console.stage("expert", total=count, unit="sessions") as bar:
                 await self.rollouts.prepare(bar.update)
                 bar.update(count)
         else:
+            self.console.info("preparing the tokenizer: some seconds")
             await self.rollouts.prepare(lambda count: None)
 
     async def start_generators(self, model: Path, policy_version: int = 0) -> None:
         """Start the generators unless they run already."""
         await self.prepare()
         if not self._generators_started:
-            self.console.info(f"starting {self.config.generator.num_replicas} generator(s) on {model}")
+            about = "about half a minute" if self.config.parallel.accelerator is Accelerator.cpu else "minutes"
+            what = f"{self.config.generator.num_replicas} generator(s) on {model}"
+            self.console.info(f"starting {what}: {about}")
             await self.rollouts.start_generators(model, policy_version)
             self._generators_started = True
 
