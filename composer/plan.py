@@ -18,6 +18,7 @@ from composer.checks.common import (
     data_parallel_ranks,
     generates,
     gpus_needed,
+    keeps_reference,
     largest_microbatch,
     optimizer_steps,
     world_size,
@@ -31,7 +32,7 @@ from composer.models.sizes import (
     trainer_memory,
     training_flops_per_token,
 )
-from composer.schema import Accelerator, Config, Dtype, SourceConfig, SourceKind, Stage, SyncMethod
+from composer.schema import Accelerator, Config, Dtype, PhaseKind, SourceConfig, SourceKind, Stage, SyncMethod
 from composer.tracking.names import sqlite_uri
 
 _BYTES = {Dtype.float32: 4, Dtype.bfloat16: 2}
@@ -64,9 +65,10 @@ class PhasePlan:
     sequences_per_rank: int
     steps: int
     tokens: int
-    """Tokens trained on: whole batches."""
+    """The token budget in whole batches, `steps` x `batch_size` x `seq_len`. Kind pretrain trains on so many; kind sft
+    on fewer, since a session shorter than `seq_len` counts as so many tokens, and not all of a session carries loss."""
     flops: float
-    """Floating-point operations of all steps, recomputation left out."""
+    """Floating-point operations of all steps if so many tokens go through, recomputation left out."""
     sources: tuple[SourcePlan, ...]
 
 
@@ -220,13 +222,18 @@ def _num_nodes(config: Config) -> int:
     return max(1, math.ceil(gpus_needed(config) / config.parallel.gpus_per_node))
 
 
+def at_most(phases: Sequence[PhasePlan], what: str) -> str:
+    """`what`, and that it is a bound where it holds tokens of sessions (see `PhasePlan.tokens`)."""
+    return f"at most {what}" if any(p.kind == PhaseKind.sft for p in phases) else what
+
+
 def _stages(config: Config) -> Iterator[StagePlan]:
     a, e = config.algorithm, config.evaluation
     for stage in config.stages:
         if stage is Stage.pretrain:
             phases = tuple(_phases(config))
-            tokens = sum(p.tokens for p in phases)
-            yield StagePlan(stage, sum(p.steps for p in phases), 0, f"{tokens:,} tokens", phases)
+            words = at_most(phases, f"{sum(p.tokens for p in phases):,} tokens")
+            yield StagePlan(stage, sum(p.steps for p in phases), 0, words, phases)
         elif stage is Stage.rl:
             per_step = a.groups_per_step * a.group_size
             detail = (
@@ -309,10 +316,12 @@ def _memory(config: Config) -> Iterator[MemoryLine]:
     count = count_parameters(config.model)
     if Stage.pretrain in config.stages or Stage.rl in config.stages:
         holder = "trainer rank"
-        memory = trainer_memory(config.model, config.parallel, largest_microbatch(config))
+        memory = trainer_memory(config.model, config.parallel, largest_microbatch(config), keeps_reference(config))
         yield MemoryLine(holder, "weights, float32 shard", memory.parameters)
         yield MemoryLine(holder, "gradients, float32 shard", memory.gradients)
         yield MemoryLine(holder, "AdamW moments, float32 shard", memory.optimizer)
+        if memory.reference:
+            yield MemoryLine(holder, "reference weights of the KL penalty, float32 shard", memory.reference)
         yield MemoryLine(holder, "gathered layers", memory.gathered)
         recomputed = "recomputed" if config.parallel.activation_checkpoint else "all kept"
         yield MemoryLine(holder, f"activations, {recomputed}", memory.activations)

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 from urllib.parse import unquote_plus, urlsplit
 
-from composer.checks.common import generates, gpus_needed, largest_microbatch
+from composer.checks.common import generates, gpus_needed, keeps_reference, largest_microbatch
 from composer.checks.mesh import check_cluster, check_generator, check_mesh
 from composer.checks.stages import check_env, check_phases, check_rl, check_stages
 from composer.errors import ConfigError
@@ -115,7 +115,7 @@ def _warnings(config: Config) -> Iterator[str]:
                 "apart under the same weights, and the first load would end the run; set 0.2"
             )
     if p.accelerator is Accelerator.cuda and p.gpu_memory_bytes:
-        memory = trainer_memory(model, p, largest_microbatch(config))
+        memory = trainer_memory(model, p, largest_microbatch(config), keeps_reference(config))
         if memory.total > 0.9 * p.gpu_memory_bytes:
             yield (
                 f"a trainer rank may need {memory.total / 1e9:.0f} of a GPU's {p.gpu_memory_bytes / 1e9:.0f} GB: "

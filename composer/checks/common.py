@@ -60,6 +60,11 @@ def largest_microbatch(config: Config) -> int:
     return max(tokens)
 
 
+def keeps_reference(config: Config) -> bool:
+    """Whether the trainer keeps the weights that RL starts from, for a KL penalty."""
+    return Stage.rl in config.stages and config.algorithm.kl_coefficient > 0
+
+
 def gpus_needed(config: Config) -> int:
     """GPUs of trainer and generators together; 0 on the CPU."""
     if config.parallel.accelerator is Accelerator.cpu:

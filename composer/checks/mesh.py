@@ -9,6 +9,7 @@ from composer.checks.common import (
     divisors,
     generates,
     gpus_needed,
+    keeps_reference,
     largest_microbatch,
     next_multiple,
     require,
@@ -196,13 +197,13 @@ def check_cluster(config: Config) -> None:
         )
     if not p.gpu_memory_bytes:
         return
-    trainer = trainer_memory(config.model, p, largest_microbatch(config))
-    fixed = trainer.parameters + trainer.gradients + trainer.optimizer
+    fixed = trainer_memory(config.model, p, largest_microbatch(config), keeps_reference(config)).states
+    held = "weights, reference, gradients" if keeps_reference(config) else "weights, gradients"
     require(
         fixed < p.gpu_memory_bytes,
         "parallel.data_parallel_shard",
         p.data_parallel_shard,
-        f"weights, gradients and optimizer take {fixed / 1e9:.0f} GB of a GPU's {p.gpu_memory_bytes / 1e9:.0f} GB: "
+        f"{held} and optimizer take {fixed / 1e9:.0f} GB of a GPU's {p.gpu_memory_bytes / 1e9:.0f} GB: "
         f"shard over more GPUs, at least {math.ceil(p.data_parallel_shard * fixed / p.gpu_memory_bytes)}",
     )
     if generates(config):

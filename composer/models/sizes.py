@@ -189,14 +189,23 @@ class TrainerMemory:
     """Whole layers in the compute format while they are used: the current one, the prefetched one, one of gradients."""
     activations: int
     logits: int
+    reference: int
+    """The weights that RL started from, where a KL penalty needs them."""
+
+    @property
+    def states(self) -> int:
+        """What stays from step to step, and only more shards make smaller."""
+        return self.parameters + self.gradients + self.optimizer + self.reference
 
     @property
     def total(self) -> int:
         """All of it."""
-        return self.parameters + self.gradients + self.optimizer + self.gathered + self.activations + self.logits
+        return self.states + self.gathered + self.activations + self.logits
 
 
-def trainer_memory(model: ModelConfig, parallel: ParallelConfig, microbatch_tokens: int) -> TrainerMemory:
+def trainer_memory(
+    model: ModelConfig, parallel: ParallelConfig, microbatch_tokens: int, reference: bool = False
+) -> TrainerMemory:
     """Estimate the memory of one rank.
 
     Args:
@@ -204,6 +213,7 @@ def trainer_memory(model: ModelConfig, parallel: ParallelConfig, microbatch_toke
         parallel: the mesh. Parameters, gradients and moments are sharded over shard x context x tensor x pipeline.
         microbatch_tokens: padded tokens that go through the model at once on one data-parallel rank, before the
             sequence is cut by context parallelism.
+        reference: whether the weights that RL started from are kept, sharded like the parameters.
     """
     count, compute = count_parameters(model), _BYTES[parallel.param_dtype]
     shards = (
@@ -235,6 +245,7 @@ def trainer_memory(model: ModelConfig, parallel: ParallelConfig, microbatch_toke
         gathered=int(gathered),
         activations=int(activations),
         logits=int(logits),
+        reference=int(_MASTER_BYTES * stored) if reference else 0,
     )
 
 

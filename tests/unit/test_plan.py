@@ -48,6 +48,7 @@ def test_stages_and_budgets(quickstart: RunPlan) -> None:
     phase = pretrain.phases[0]
     assert (phase.steps, phase.tokens, phase.sequences_per_rank) == (20, 20 * 512, 4)  # 10000 / 512 = 19.5
     assert pretrain.steps == sum(p.steps for p in pretrain.phases)
+    assert pretrain.detail == "at most 650,240 tokens"  # 10,240 of text, 625 steps of 4 sessions of up to 256
     assert (rl.steps, rl.episodes) == (60, 60 * 64)
     assert before.episodes == after.episodes == 512
 
@@ -62,6 +63,24 @@ def test_the_mix_is_shown(quickstart: RunPlan, composer2: RunPlan) -> None:
     rows = [line.split() for line in captured.get().splitlines()]
     assert ["bulk_32k", "32,768", "code", "8", "800.02B", "files", "corpora/code/**/*"] in rows  # whole batches
     assert ["prose", "2", "200.00B", "jsonl", "corpora/prose.jsonl"] in rows
+
+
+def test_tokens_of_sessions_are_a_bound(quickstart: RunPlan) -> None:
+    console = Console(width=150, force_terminal=False)
+    with console.capture() as captured:
+        print_plan(quickstart, console)
+    stages, mix = (captured.get().partition("Mix")[i].splitlines() for i in (0, 2))
+    rows = {line.split()[0]: line for line in stages + mix if line.strip()}
+    assert rows["sft"].count("at most 640.00k") == 1
+    assert "at most" not in rows["code"]
+    [in_stages] = [line for line in stages if line.startswith("  sft ")]
+    assert "625  at most 640.00k" in in_stages and "  at most 1." in in_stages
+    [in_stages] = [line for line in stages if line.startswith("  pretrain ")]
+    assert "at most" not in in_stages
+
+
+def test_tokens_of_text_are_no_bound() -> None:
+    assert make_plan(compose(["~mix.phases.sft"])).stages[0].detail == "80,384 tokens"  # 157 steps of 512
 
 
 def test_processes_and_resources(quickstart: RunPlan) -> None:
@@ -105,6 +124,8 @@ def test_memory_and_storage(composer2: RunPlan) -> None:
     memory = {m.part: m.bytes for m in composer2.memory}
     assert memory["weights, float32 shard"] == 4 * composer2.parameters // 512
     assert memory["AdamW moments, float32 shard"] == 8 * composer2.parameters // 512
+    # the KL penalty's reference is a fifth number of 4 bytes beside weight, gradient and the two moments
+    assert memory["reference weights of the KL penalty, float32 shard"] == 4 * composer2.parameters // 512
     assert memory["weights, bfloat16"] == 2 * composer2.parameters // 32
     # 64 groups x 16 x 200000 tokens x 60 expert layers x top-8 x uint16
     assert memory["expert ids of one step, at full length, if replayed"] == 64 * 16 * 200000 * 60 * 8 * 2

@@ -143,7 +143,9 @@ def test_the_recipes_hold(overrides: list[str]) -> None:
         ([*CUDA, "parallel.gpus_per_node=1"], "weight_sync.method", "weight_sync=filesystem"),
         ([*CUDA, "parallel.gpus_per_node=3", "parallel.data_parallel_shard=4"], "parallel", "machines of 3 GPUs"),
         (["+experiment=composer2", "parallel.data_parallel_shard=8", "mix.phases.extension_256k.batch_size=8"],
-         "parallel.data_parallel_shard", "gradients and optimizer take 257 GB"),
+         "parallel.data_parallel_shard", "weights, reference, gradients and optimizer take 321 GB"),
+        (["+experiment=composer2", "parallel.data_parallel_shard=8", "mix.phases.extension_256k.batch_size=8",
+          "algorithm.kl_coefficient=0.0"], "parallel.data_parallel_shard", "weights, gradients and optimizer take 257 GB"),
         (["+experiment=composer2", "generator.tensor_parallel=16"], "generator.kv_cache_bytes", "raise generator."),
     ],
 )  # fmt: skip

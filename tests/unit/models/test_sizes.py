@@ -121,6 +121,14 @@ def test_states_take_16_bytes_a_parameter_over_all_shards() -> None:
     assert states == pytest.approx(16 * count_parameters(QWEN3_30B).total / 16, rel=1e-6)
 
 
+def test_the_reference_of_a_kl_penalty_is_one_more_copy_of_the_weights() -> None:
+    parallel = ParallelConfig(data_parallel_shard=8, tensor_parallel=2, data_parallel_replicate=3)
+    without = trainer_memory(QWEN3_30B, parallel, 8192)
+    with_it = trainer_memory(QWEN3_30B, parallel, 8192, reference=True)
+    assert without.reference == 0
+    assert with_it.reference == with_it.total - without.total == 4 * count_parameters(QWEN3_30B).total // 16
+
+
 def test_checkpointing_and_expert_parallelism_save_memory() -> None:
     plain = ParallelConfig(data_parallel_shard=8, param_dtype=Dtype.bfloat16)
     expert = dataclasses.replace(plain, expert_parallel=8)
