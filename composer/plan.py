@@ -71,6 +71,11 @@ class PhasePlan:
     """Floating-point operations of all steps if so many tokens go through, recomputation left out."""
     sources: tuple[SourcePlan, ...]
 
+    @property
+    def is_bound(self) -> bool:
+        """Whether `tokens` and `flops` are the most that there can be."""
+        return self.kind == PhaseKind.sft
+
 
 @dataclass(frozen=True)
 class StagePlan:
@@ -222,18 +227,14 @@ def _num_nodes(config: Config) -> int:
     return max(1, math.ceil(gpus_needed(config) / config.parallel.gpus_per_node))
 
 
-def at_most(phases: Sequence[PhasePlan], what: str) -> str:
-    """`what`, and that it is a bound where it holds tokens of sessions (see `PhasePlan.tokens`)."""
-    return f"at most {what}" if any(p.kind == PhaseKind.sft for p in phases) else what
-
-
 def _stages(config: Config) -> Iterator[StagePlan]:
     a, e = config.algorithm, config.evaluation
     for stage in config.stages:
         if stage is Stage.pretrain:
             phases = tuple(_phases(config))
-            words = at_most(phases, f"{sum(p.tokens for p in phases):,} tokens")
-            yield StagePlan(stage, sum(p.steps for p in phases), 0, words, phases)
+            bound = "at most " if any(p.is_bound for p in phases) else ""
+            detail = f"{bound}{sum(p.tokens for p in phases):,} tokens"
+            yield StagePlan(stage, sum(p.steps for p in phases), 0, detail, phases)
         elif stage is Stage.rl:
             per_step = a.groups_per_step * a.group_size
             detail = (

@@ -27,9 +27,10 @@ def print_plan(plan: RunPlan, console: Console | None = None) -> None:
         f"[bold]{plan.name}[/]  {number(plan.parameters)} parameters, "
         f"{number(plan.active_parameters)} active ({share:.0%})"
     )
-    console.print(_stages(plan))
+    at_most = "<=" if console.options.ascii_only else "≤"
+    console.print(_stages(plan, at_most))
     if any(stage.phases for stage in plan.stages):
-        console.print(_mix(plan))
+        console.print(_mix(plan, at_most))
     console.print(_processes(plan))
     console.print(_mesh(plan))
     console.print(_memory(plan))
@@ -85,7 +86,7 @@ def _table(title: str, *columns: str) -> Table:
     return table
 
 
-def _stages(plan: RunPlan) -> Table:
+def _stages(plan: RunPlan, at_most: str) -> Table:
     table = _table("Stages", "stage<", "steps", "tokens", "episodes", "FLOP", "detail<")
     for stage in plan.stages:
         table.add_row(
@@ -97,21 +98,23 @@ def _stages(plan: RunPlan) -> Table:
             stage.detail,
         )
         for phase in stage.phases:
+            bound, each = (at_most, "sessions of at most") if phase.is_bound else ("", "x")
             detail = (
-                f"{phase.kind}: {phase.batch_size} x {phase.seq_len:,} tokens a step, {phase.sequences_per_rank} a rank"
+                f"{phase.kind}: {phase.batch_size} {each} {phase.seq_len:,} tokens a step, {phase.sequences_per_rank} "
+                "a rank"
             )
-            table.add_row(f"  {phase.name}", f"{phase.steps:,}", number(phase.tokens), "", f"{phase.flops:.1e}", detail)
+            tokens, flops = f"{bound}{number(phase.tokens)}", f"{bound}{phase.flops:.1e}"
+            table.add_row(f"  {phase.name}", f"{phase.steps:,}", tokens, "", flops, detail)
     return table
 
 
-def _mix(plan: RunPlan) -> Table:
+def _mix(plan: RunPlan, at_most: str) -> Table:
     table = _table("Mix", "phase<", "tokens a sequence", "source<", "weight", "tokens", "kind<", "from<")
     for phase in (phase for stage in plan.stages for phase in stage.phases):
         for i, source in enumerate(phase.sources):
             begin = (phase.name, f"{phase.seq_len:,}") if i == 0 else ("", "")
-            table.add_row(
-                *begin, source.name, f"{source.weight:g}", number(source.tokens), source.kind, Text(source.where)
-            )
+            tokens = f"{at_most if phase.is_bound else ''}{number(source.tokens)}"
+            table.add_row(*begin, source.name, f"{source.weight:g}", tokens, source.kind, Text(source.where))
     return table
 
 

@@ -168,7 +168,8 @@ class PhaseConfig:
     sources: dict[str, SourceConfig] = field(default_factory=dict)
     """By a name of your choice."""
     tokens: int = number(MISSING, 1, TOKENS)
-    """Tokens to train on, all ranks together; the last batch is whole."""
+    """Tokens to train on, all ranks together; the last batch is whole. Kind sft counts a session, however short, as
+    `seq_len` tokens: at most so many go through, and only the assistant's carry loss."""
     seq_len: int = number(MISSING, 16, LENGTH)
     """Tokens of one sequence."""
     batch_size: int = number(MISSING, 1)

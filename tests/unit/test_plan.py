@@ -69,14 +69,14 @@ def test_tokens_of_sessions_are_a_bound(quickstart: RunPlan) -> None:
     console = Console(width=150, force_terminal=False)
     with console.capture() as captured:
         print_plan(quickstart, console)
-    stages, mix = (captured.get().partition("Mix")[i].splitlines() for i in (0, 2))
-    rows = {line.split()[0]: line for line in stages + mix if line.strip()}
-    assert rows["sft"].count("at most 640.00k") == 1
-    assert "at most" not in rows["code"]
-    [in_stages] = [line for line in stages if line.startswith("  sft ")]
-    assert "625  at most 640.00k" in in_stages and "  at most 1." in in_stages
-    [in_stages] = [line for line in stages if line.startswith("  pretrain ")]
-    assert "at most" not in in_stages
+    stages, _, rest = captured.get().partition("Mix")
+    [text] = [line.split() for line in stages.splitlines() if line.startswith("  pretrain ")]
+    [sft] = [line.split() for line in stages.splitlines() if line.startswith("  sft ")]
+    assert text[1:3] == ["20", "10.24k"] and sft[1:3] == ["625", "≤640.00k"]
+    assert "≤" not in text[3] and sft[3].startswith("≤")  # FLOP
+    assert " ".join(sft[4:]) == "sft: 4 sessions of at most 256 tokens a step, 4 a rank"
+    [sessions] = [line.split() for line in rest.splitlines() if "sessions of the expert" in line]
+    assert sessions[:5] == ["sft", "256", "sessions", "1", "≤640.00k"]
 
 
 def test_tokens_of_text_are_no_bound() -> None:
