@@ -98,6 +98,10 @@ class LauncherError(ComposerError):
     """The processes of a run could not be started or reached."""
 
 
+class ClusterError(LauncherError):
+    """Ray itself ended under a run, and with it every process of the run."""
+
+
 class TrackingError(ComposerError):
     """A run's record cannot be sent to MLflow afterwards. Never raised while a run goes on."""
 

@@ -18,8 +18,9 @@ import ray
 import ray.exceptions
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from composer import cluster
 from composer.checks.common import world_size
-from composer.errors import ComposerError, LauncherError, MachineError, WeightSyncError, is_disk_full
+from composer.errors import ClusterError, ComposerError, LauncherError, MachineError, WeightSyncError, is_disk_full
 from composer.layout import Layout
 from composer.rl.packing import PackedRows
 from composer.schema import Config
@@ -45,6 +46,7 @@ async def arrive(answer: Awaitable[Any], role: str, timeout_s: float | None = No
 
     Raises:
         ComposerError: as the actor raised it.
+        ClusterError: the actor died because Ray itself has ended.
         LauncherError: the actor died, or did not answer in time.
     """
     try:
@@ -53,6 +55,8 @@ async def arrive(answer: Awaitable[Any], role: str, timeout_s: float | None = No
     except ray.exceptions.RayTaskError as e:
         raise _own_error(e.cause, role) from None
     except ray.exceptions.RayError as e:
+        if ended := await cluster.cause_of_death():
+            raise ended from e
         if getattr(e, "actor_init_failed", False):
             raise LauncherError(f"the {role} process could not start: {_last_line(e)}") from e
         raise LauncherError(
@@ -320,6 +324,7 @@ class Rollouts:
         """Run a group on the env worker that has the fewest; on another one if that dies.
 
         Raises:
+            ClusterError: Ray itself has ended.
             LauncherError: all env workers are dead.
             ComposerError: as the worker raised it.
         """
@@ -329,6 +334,8 @@ class Rollouts:
             answer = self.workers[worker].run_group.remote(split, index, group_id, size, temperature)
             try:
                 return await self._arrive(worker, answer)
+            except ClusterError:
+                raise
             except LauncherError as e:
                 if worker not in self._dead and len(alive) > 1:
                     self._warn(f"going on with {len(alive) - 1} env workers of {len(self.workers)}: {e}")
@@ -344,6 +351,8 @@ class Rollouts:
         """As `arrive`; a worker that ended itself has left the reason."""
         try:
             return await arrive(answer, "env worker", timeout_s)
+        except ClusterError:
+            raise
         except LauncherError:
             with contextlib.suppress(OSError):
                 reason = last_words(self._layout.run_dir, self._names[worker]).read_text(encoding="utf-8")
@@ -352,10 +361,10 @@ class Rollouts:
 
     async def stop(self) -> None:
         """End sandboxes and engines in an orderly way, then the actors. Raises nothing."""
-        stops = [w.stop.remote() for w in self.workers]
-        if self.pool is not None:
-            stops.append(self.pool.stop())
         with contextlib.suppress(Exception):  # whatever does not end by itself is killed next
+            stops = [w.stop.remote() for w in self.workers]
+            if self.pool is not None:
+                stops.append(self.pool.stop())
             await asyncio.wait_for(asyncio.gather(*stops, return_exceptions=True), STOP_DEADLINE_S)
 
 

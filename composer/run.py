@@ -9,29 +9,36 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import os
 import signal
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
+from composer import cluster
 from composer.clock import Clock
 from composer.contract import Finding, Launcher, SandboxBackend
 from composer.doctor import examine
-from composer.errors import MachineError
+from composer.errors import ClusterError, ComposerError, MachineError
 from composer.evaluation.stage import read_groups
 from composer.instantiate import instantiate
 from composer.layout import Layout
 from composer.plan import RunPlan, StagePlan
 from composer.rl.ledger import read_ledger
 from composer.rollout import engine
+from composer.rundir import RunDirectory, Status
 from composer.schema import Config, Stage
 from composer.shell import pasteable
+from composer.streams import say_error
 from composer.tracking.console import Console, write_summary
 from composer.tracking.mlflow import Record
 from composer.tracking.plots import read_metrics
+from composer.tracking.state import FAILED
 
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+GIVE_UP_DEADLINE_S = 3.0
+"""How long the record may still be sent before a driver that hangs inside Ray is ended."""
 
 
 def run(config: Config, plan: RunPlan, run_dir: Path) -> int:
@@ -63,16 +70,23 @@ def run(config: Config, plan: RunPlan, run_dir: Path) -> int:
     missing = [s for s in config.stages if layout.results(s) is None]
     check_left(missing, layout)
     record = Record.open(config, run_dir, warn=console.warn, tags={"name": plan.name})
+    clock.save()  # after the record has read when an earlier start was killed
+
+    def give_up(error: ClusterError) -> None:
+        clock.save()
+        record_failed = functools.partial(record.close, FAILED, GIVE_UP_DEADLINE_S)
+        end_process(error, RunDirectory(run_dir), (launcher.stop, backend.sweep, engine.sweep, record_failed))
+
     interrupted = False
     try:
         with record:
             for name in ("config.yaml", "plan.yaml"):
                 record.artifact(run_dir / name, folder="config")
             if missing:
-                with _cluster(launcher, backend):
-                    try:
-                        asyncio.run(_run_stages(missing, config, layout, label, record, console, plan, clock))
                 console.info("starting Ray and the first workers, and trying out the tests of a task: some ten seconds")
+                with _cluster(launcher, backend, cluster.Watch(run_dir / "logs", give_up)) as watch:
+                    try:
+                        asyncio.run(_run_stages(missing, config, layout, label, record, console, plan, clock, watch))
                     except asyncio.CancelledError:  # a signal ended it
                         raise KeyboardInterrupt from None
             summary = summarise(layout, plan, config, clock, record.peak_rss_bytes)
@@ -86,7 +100,8 @@ def run(config: Config, plan: RunPlan, run_dir: Path) -> int:
     except KeyboardInterrupt:
         interrupted = True
         summary = summarise(layout, plan, config, clock, record.peak_rss_bytes)
-    clock.save()
+    finally:
+        clock.save()
     resume = pasteable("composer", f"resume={run_dir}")
     if interrupted and not summary["stages"]:
         console.info(f"interrupted; continue with: {resume}")
@@ -110,12 +125,17 @@ async def _run_stages(
     console: Console,
     plan: RunPlan,
     clock: Clock,
+    watch: cluster.Watch,
 ) -> None:
-    """Walk the stages that are not finished, and take their processes down."""
+    """Walk the stages that are not finished, and take their processes down.
+
+    Raises:
+        ClusterError: Ray itself has ended, whatever went wrong because of that.
+    """
     # Here and not above: Ray reads its environment, which the launcher sets, when it is first imported.
     from composer.stages import STAGES, Run
 
-    _end_on_signals()
+    ended = _end_early(watch)
     run = Run(config, layout, label, record, console, plan)
     saving = asyncio.create_task(clock.keep_saving())
     try:
@@ -124,53 +144,75 @@ async def _run_stages(
             with clock.stage(stage.value):
                 results = await STAGES[stage](run, stage)
             layout.finish(stage, {**results, "wall_s": clock.stages[stage.value]})
+            clock.save()
+    except asyncio.CancelledError:
+        if ended:
+            raise ended[0] from None
+        raise
+    except Exception as error:
+        cause = watch.error if isinstance(error, ComposerError) else await cluster.cause_of_death()
+        raise cause or error from error.__cause__
     finally:
         await run.stop()
         saving.cancel()
         clock.save()
 
 
-def _end_on_signals() -> None:
-    """Let the first signal of `_ENDING` end the run in an orderly way, and no further one cut the clean-up short.
+def _end_early(watch: cluster.Watch) -> list[ClusterError]:
+    """Let the first signal of `_ENDING`, or the end of Ray, end the run in an orderly way; nothing cuts that short.
 
     After the cluster's start, since Ray installs a handler of its own for SIGTERM.
+
+    Returns:
+        A list that gets the error, if it is Ray's end that the stages are cancelled for.
     """
     stages, loop = asyncio.current_task(), asyncio.get_running_loop()
     assert stages is not None
-    ended = False
+    begun = False
+    errors: list[ClusterError] = []
 
-    def end() -> None:
-        nonlocal ended
-        if not ended:
-            ended = True
+    def end(*error: ClusterError) -> None:
+        nonlocal begun
+        if not begun:
+            begun = True
+            errors.extend(error)
             stages.cancel()
 
+    def ray_ended(error: ClusterError) -> None:
+        watch.acknowledge()
+        end(error)
+
+    watch.on_end(lambda error: loop.call_soon_threadsafe(ray_ended, error))
     for number in _ENDING:
         if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # `nohup` ignores it, and means it
             loop.add_signal_handler(number, end)
+    return errors
 
 
 @contextlib.contextmanager
-def _cluster(launcher: Launcher, backend: SandboxBackend) -> Iterator[None]:
+def _cluster(launcher: Launcher, backend: SandboxBackend, watch: cluster.Watch) -> Iterator[cluster.Watch]:
     """The Ray cluster. Outside the event loop, so that Ctrl-C ends a start that is under way."""
     # Those of before the start: Ray replaces one, and an event loop that closes leaves the system's defaults.
     before = {number: signal.getsignal(number) for number in _ENDING}
-    try:
-        with no_lost_interrupt():
-            launcher.start()
-        yield
-    finally:
-        # What is on its way to its end is not to be cut short; whoever is in a hurry still has SIGKILL.
-        for number in _ENDING:
-            signal.signal(number, signal.SIG_IGN)
+    with watch:
         try:
-            launcher.stop()
-            # A worker that hung was killed, and its sandboxes' watchdog with it; so may a generator have been.
-            backend.sweep()
-            engine.sweep()
+            with no_lost_interrupt():
+                launcher.start()
+            cluster.keep_rays_messages_off_the_console()
+            yield watch
         finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+            watch.expect_end()
+            # What is on its way to its end is not to be cut short; whoever is in a hurry still has SIGKILL.
+            for number in _ENDING:
+                signal.signal(number, signal.SIG_IGN)
+            try:
+                launcher.stop()
+                # A worker that hung was killed, and its sandboxes' watchdog with it; so may a generator have been.
+                backend.sweep()
+                engine.sweep()
+            finally:
+                for number, handler in before.items():
+                    signal.signal(number, handler)
 
 
 @contextlib.contextmanager
@@ -194,6 +236,23 @@ def no_lost_interrupt() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
     if came:
         raise KeyboardInterrupt
+
+
+def end_process(error: ComposerError, directory: RunDirectory, endings: Iterable[Callable[[], object]]) -> NoReturn:
+    """End this process while its main thread hangs inside Ray, which would end it a minute later without a word.
+
+    Args:
+        error: why; said as the command says it.
+        directory: of the run, which has failed.
+        endings: called one after the other, whatever becomes of each.
+    """
+    directory.note_what_is_left(error)
+    say_error(error)
+    directory.set_status(Status.failed)
+    for end in endings:
+        with contextlib.suppress(Exception):
+            end()
+    os._exit(error.exit_code)
 
 
 def check_machine(findings: Iterable[Finding]) -> None:

@@ -59,6 +59,14 @@ class RunDirectory:
             half.write_text(json.dumps(data), encoding="utf-8")
             half.replace(self.path / _STATUS_FILE)
 
+    def note_what_is_left(self, error: BaseException) -> None:
+        """Let an error that ended a run say where its logs are and how to go on, if anything was begun."""
+        if (self.path / "logs").is_dir():
+            error.add_note(f"the processes' own logs are in {self.path / 'logs'}")
+        if self.path.is_dir() and not _is_unused(self.path):
+            resume = pasteable("composer", f"resume={self.path}")
+            error.add_note(f"what is finished is kept; continue with: {resume}")
+
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
         """Hold the directory as its driver.
@@ -187,18 +195,21 @@ def remove_unused(path: Path, *, keep: bool = False) -> bool:
     Returns:
         Whether nothing of the start is left.
     """
-    entries = list(path.iterdir()) if path.is_dir() else []
-    if any(entry.name.removesuffix(".tmp") not in _FIRST_FILES for entry in entries):
+    if not _is_unused(path):
         return False
     if not keep:
         shutil.rmtree(path, ignore_errors=True)
         return not path.exists()
-    for entry in entries:
+    for entry in list(path.iterdir()):
         if entry.is_dir():
             shutil.rmtree(entry, ignore_errors=True)
         else:
             entry.unlink(missing_ok=True)
     return not any(path.iterdir())
+
+
+def _is_unused(path: Path) -> bool:
+    return path.is_dir() and all(entry.name.removesuffix(".tmp") in _FIRST_FILES for entry in path.iterdir())
 
 
 def _newest_runs(folder: Path) -> list[str]:

@@ -7,6 +7,7 @@ import os
 import secrets
 import shutil
 import tempfile
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -42,6 +43,9 @@ class LocalLauncher:
         self.resources = dict(resources)
         self.object_store_bytes = object_store_bytes
         self._folder: Path | None = None
+        self._kept: Path | None = None
+        """Where the logs of a start that failed stay, until the sweep of a later run."""
+        self._thread = 0
 
     def start(self) -> str:
         """Start the cluster and connect this process to it; returns its address.
@@ -64,6 +68,7 @@ class LocalLauncher:
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
         import ray
 
+        self._thread = threading.get_ident()
         # Ray's socket paths have a limit (`check`), so the folder cannot be in the run directory.
         self._folder = self._place()
         try:
@@ -79,7 +84,8 @@ class LocalLauncher:
                 _temp_dir=str(self._folder),
             )
         except Exception as e:
-            raise LauncherError(f"Ray did not start on this machine ({e}); see {self._folder} for its logs") from e
+            self._kept = self._folder.with_name(f"{self._folder.name}-failed")
+            raise LauncherError(f"Ray did not start on this machine ({e}); see {self._kept} for its logs") from e
         address = str(context.address_info["gcs_address"])  # pyright: ignore[reportAttributeAccessIssue]
         if not address.startswith("127."):
             self.stop()
@@ -90,11 +96,16 @@ class LocalLauncher:
         """Shut Ray down, end what is left of the run's processes, and remove the folder."""
         import ray
 
-        with contextlib.suppress(Exception):  # a cluster that is half dead must not keep the rest from being cleaned up
-            ray.shutdown()
+        if threading.get_ident() == self._thread:  # another thread only calls while this one hangs inside Ray
+            with contextlib.suppress(Exception):  # a cluster that is half dead must not keep the rest from cleaning up
+                ray.shutdown()
         sweep_processes(self.owner.label)
         if self._folder is not None:
             sweep_users_of(self._folder)
+            if self._kept is not None:
+                shutil.rmtree(self._kept, ignore_errors=True)
+                with contextlib.suppress(OSError):
+                    self._folder.rename(self._kept)
             shutil.rmtree(self._folder, ignore_errors=True)
 
     def check(self) -> list[Finding]:

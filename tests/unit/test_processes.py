@@ -6,9 +6,10 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import ray
 
 from composer.compose import compose
-from composer.errors import ConfigError, CorpusError, LauncherError, PlanError, WeightSyncError
+from composer.errors import ClusterError, ConfigError, CorpusError, LauncherError, PlanError, WeightSyncError
 from composer.layout import Layout
 from composer.processes import Rollouts, Trainers
 from composer.types import Group, Split
@@ -170,3 +171,26 @@ def test_a_publication_has_the_deadline_of_weight_sync() -> None:
 def test_a_publication_is_not_bounded_by_the_deadline_of_a_step() -> None:
     slow = trainers(0.1, publish_timeout_s=60.0, step_timeout_s=0.01)
     assert asyncio.run(slow.synchronise(3, [1, 2])) == {"weight_sync/bytes": 3.0, "weight_sync/load_s": 0.5}
+
+
+def test_an_actor_that_dies_with_ray_is_no_lost_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def ray_has_ended() -> ClusterError:
+        return ClusterError("Ray's node manager (raylet, SIGKILL) ended under the run")
+
+    class Dead(GroupWorker):
+        async def _run_group(self, *arguments: object) -> Group:
+            raise ray.exceptions.ActorDiedError()
+
+    monkeypatch.setattr("composer.cluster.cause_of_death", ray_has_ended)
+    rollouts, warnings = Rollouts.__new__(Rollouts), []
+    rollouts.__dict__.update(
+        workers=[Dead(), Dead()],
+        _names=["env-0", "env-1"],
+        _load=[0, 0],
+        _dead={},
+        _layout=Layout(tmp_path),
+        _warn=warnings.append,
+    )
+    with pytest.raises(ClusterError, match="^Ray's node manager"):
+        asyncio.run(rollouts.run_group(Split.TRAIN, 0, "g", 2, 1.0))
+    assert not warnings

@@ -3,6 +3,8 @@
 import contextlib
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ from composer.errors import ResumeError
 from composer.layout import Layout
 from composer.plan import make_plan
 from composer.run import check_left, no_lost_interrupt, summarise
+from composer.rundir import RunDirectory, Status
 from composer.schema import Stage
 from composer.tracking.journal import Journal
 
@@ -50,6 +53,31 @@ def test_what_an_earlier_start_left_is_read_before_anything_starts(tmp_path: Pat
     (layout.stage(Stage.evaluate_after) / "groups.jsonl").write_text("{}\n")
     with pytest.raises(ResumeError, match=r"evaluate_after/groups\.jsonl is damaged"):
         check_left([Stage.evaluate_after], layout)
+
+
+def test_a_process_that_hangs_inside_ray_ends_with_all_that_a_failure_says(tmp_path: Path) -> None:
+    (tmp_path / "logs").mkdir()
+    code = f"""
+import threading, time
+from pathlib import Path
+from composer.errors import ClusterError
+from composer.run import end_process
+from composer.rundir import RunDirectory
+
+def broken():
+    raise OSError("a launcher that fails, too")
+
+endings = [broken, lambda: print("the record is closed", flush=True)]
+arguments = ClusterError("Ray's raylet ended"), RunDirectory(Path({str(tmp_path)!r})), endings
+threading.Thread(target=end_process, args=arguments).start()
+time.sleep(100)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (1, "the record is closed\n")
+    first, second, third = done.stderr.splitlines()
+    assert first == "composer: Ray's raylet ended" and second.endswith(str(tmp_path / "logs"))
+    assert third.startswith("composer: what is finished is kept") and third.endswith(f"composer resume={tmp_path}")
+    assert RunDirectory(tmp_path).status is Status.failed
 
 
 def test_an_interrupt_that_got_lost_on_its_way_is_raised_at_the_end() -> None:
