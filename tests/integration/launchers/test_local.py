@@ -111,3 +111,25 @@ def test_after_kill_9_the_next_start_sweeps_what_is_left():
     assert LocalLauncher("launcher-test-sweeper", {}).sweep() >= 1
     assert marked("launcher-test-kill") == []
     assert not folder.exists()
+
+
+def test_the_logs_of_a_start_that_failed_stay_until_the_next_sweep():
+    code = textwrap.dedent(
+        """
+        from launchers.local import LocalLauncher
+
+        launcher = LocalLauncher("launcher-test-failed", {"CPU": 1}, object_store_bytes=2**60)
+        try:
+            launcher.start()
+        except Exception as e:
+            print(e)
+        launcher.stop()
+        """
+    )
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, timeout=100)
+    assert "Ray did not start on this machine" in done.stdout, done.stderr
+    folder = Path(done.stdout.split("; see ")[1].split(" for its logs")[0])
+    assert folder.is_dir() and marked("launcher-test-failed") == []
+    LocalLauncher("launcher-test-sweeper", {}).sweep()
+    assert not folder.exists()
