@@ -7,9 +7,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torchtitan.components.dataloader import BaseDataLoader
+from torchtitan.components.loss import BaseLoss, ChunkedLossWrapper
 from torchtitan.components.metrics import MetricsProcessor
 from torchtitan.components.tokenizer import BaseTokenizer
+
+from composer.models.logits import label_log_probs
 
 
 class NoLoader(BaseDataLoader):
@@ -80,6 +84,41 @@ class LastMetrics(MetricsProcessor):
         self.last = {"loss": global_avg_loss, "grad_norm": grad_norm, "learning_rate": rates[0]}
         self.ntokens_since_last_log = 0
         self.data_loading_times.clear()
+
+
+class CollectLogProbs(BaseLoss):
+    """Instead of a loss: keeps the labels' log-probabilities of each piece of the sequence that it is shown."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(BaseLoss.Config):
+        """What the logits are divided by."""
+
+        temperature: float = 1.0
+
+    def __init__(self, config: Config, *, compile_config: Any = None) -> None:
+        """Nothing was shown yet."""
+        self.temperature = config.temperature
+        self.parts: list[torch.Tensor] = []
+
+    def __call__(
+        self, pred: torch.Tensor, labels: torch.Tensor, global_valid_tokens: torch.Tensor | None = None, **kwargs: Any
+    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        """Keep [B, l] of logits [B, l, V] and labels [B, l]; the loss is 0."""
+        self.parts.append(label_log_probs(pred, labels, self.temperature))
+        return self.parts[-1].new_zeros(()), {}
+
+    @classmethod
+    def in_chunks(
+        cls, hidden: torch.Tensor, labels: torch.Tensor, lm_head: torch.nn.Module, num_chunks: int, temperature: float
+    ) -> torch.Tensor:
+        """Log-probabilities [B, L] of labels from hidden states [B, L, D], whose logits exist a piece at a time.
+
+        torchtitan's wrapper cuts the sequence and keeps the last layer gathered between the pieces.
+        """
+        wrapper = ChunkedLossWrapper.Config(loss_fn=cls.Config(temperature=temperature), num_chunks=num_chunks).build()
+        wrapper.set_lm_head(lm_head)
+        wrapper(hidden, labels)
+        return torch.cat(wrapper.loss_fn.parts, dim=1)
 
 
 class JsonState:

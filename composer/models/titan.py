@@ -1,11 +1,10 @@
-"""The only file that imports torchtitan's model internals; everything version-dependent about them lives here.
+"""From our `ModelConfig` to a torchtitan `ModelSpec`, and what torchtitan 0.3.0 lacks where it was not written for.
 
-It turns our `ModelConfig` into a torchtitan `ModelSpec` and our run settings into a `Trainer.Config`, and it holds what
-torchtitan 0.3.0 needs to run where it was not written for: on CPU, without compiled kernels, on torch 2.13.
-On a CUDA machine none of the `Cpu...` classes is used and `install_cpu_support` does nothing.
+That is: on CPU, without compiled kernels, on torch 2.13. On a CUDA machine none of the `Cpu...` classes is used and
+`install_cpu_support` does nothing.
 
-Shape suffixes as in torchtitan's `moe.py`: B batch, L sequence, D model, F expert features, E experts, K experts per
-token, R routed tokens, N heads, H head features.
+This file, `titan_layers.py` and `titan_experts.py` are the only place that touches torchtitan's internals; everything
+about them that depends on its version lives here.
 """
 
 from __future__ import annotations
@@ -16,31 +15,28 @@ import logging
 import sys
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed.tensor.experimental._context_parallel._attention as torch_context_parallel
-import torch.nn.functional as F
 import torchtitan.models.common.attention as titan_attention
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
-from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.experimental._attention import _HeadTailLoadBalancer
-from torch.distributed.tensor.experimental._context_parallel._cp_custom_ops import flex_cp_allgather
-from torch.nn.attention.flex_attention import BlockMask, create_block_mask, create_mask
-from torchtitan.components.optimizer import register_moe_load_balancing_hook
+from torch.nn.attention.flex_attention import create_block_mask
 from torchtitan.distributed.context_parallel import cp_shard
 from torchtitan.distributed.pipeline_parallel import pipeline_llm
 from torchtitan.models import deepseek_v3, qwen3
 from torchtitan.models.common import ComplexRoPE, CosSinRoPE, Embedding, FlexAttention, Linear, RMSNorm
-from torchtitan.models.common.moe import GroupedExperts
+from torchtitan.models.common.moe import GroupedExperts, TokenChoiceTopKRouter
 from torchtitan.models.common.param_init import skip_param_init
 from torchtitan.protocols.model_spec import ModelSpec
 
 from composer.models.cpu import CpuDevice, context_parallel_mask, document_mask
 from composer.models.initial import SeededNormal
-from composer.schema import Family, ModelConfig
+from composer.models.titan_experts import register_hooks
+from composer.models.titan_layers import CpuAttention, CpuExperts, CpuGate, LatentAttention
+from composer.schema import Dtype, Family, ModelConfig
 
 _NOISE = (
     "lspci",
@@ -78,8 +74,8 @@ def install_cpu_support() -> bool:
     titan_attention._compiled_create_block_mask = create_block_mask
     torch_context_parallel._compiled_create_block_mask = create_block_mask
     torch_context_parallel._create_cp_block_mask = context_parallel_mask
-    # The router asks for a float32 autocast, which CPU autocast refuses with a warning at every call; parameters are
-    # float32 here, so the refusal changes nothing.
+    # The router asks for a float32 autocast, which CPU autocast refuses with a warning each time; `CpuGate` computes in
+    # float32 by itself.
     warnings.filterwarnings("ignore", message="CPU Autocast only supports")
     warnings.filterwarnings("ignore", message="In CPU autocast, but the target dtype is not supported")
     return True
@@ -88,101 +84,6 @@ def install_cpu_support() -> bool:
 def on_cpu() -> bool:
     """Whether this process trains on CPU."""
     return install_cpu_support()
-
-
-class CpuAttention(FlexAttention):
-    """`FlexAttention` has no backward on CPU; scaled-dot-product attention with the same mask takes its place.
-
-    Still a `FlexAttention`, so that torchtitan builds masks for it and context parallelism wraps it.
-    """
-
-    @dataclass(kw_only=True, slots=True)
-    class Config(FlexAttention.Config):
-        """No options of its own."""
-
-    def forward(
-        self,
-        q_BLNH: torch.Tensor,
-        k_BLNH: torch.Tensor,
-        v_BLNH: torch.Tensor,
-        *,  # noqa: N803
-        attention_masks: BlockMask | torch.Tensor | None,
-        scale: float | None = None,
-        enable_gqa: bool = False,
-        **kwargs: Any,
-    ) -> torch.Tensor:
-        """Attend; `attention_masks` is what `document_mask` returns, or a `BlockMask` under context parallelism."""
-        q, k, v = (x.transpose(1, 2) for x in (q_BLNH, k_BLNH, v_BLNH))
-        mask = attention_masks
-        if isinstance(mask, BlockMask):
-            batch = mask.kv_num_blocks.shape[0]
-            mask = create_mask(mask.mask_mod, batch, None, q.shape[2], k.shape[2], device=q.device.type)
-        out = F.scaled_dot_product_attention(
-            q, k, v, attn_mask=mask, is_causal=mask is None, scale=scale, enable_gqa=enable_gqa
-        )
-        return out.transpose(1, 2)
-
-
-class CpuExperts(GroupedExperts):
-    """Experts in the activations' own dtype. torchtitan casts expert GEMMs to bfloat16 whatever the model's dtype.
-
-    In float32 the log-probabilities of trainer and generator agree to 1e-5; with bfloat16 experts routers flip.
-    """
-
-    @dataclass(kw_only=True, slots=True)
-    class Config(GroupedExperts.Config):
-        """No options of its own."""
-
-    def forward(self, x_RD: torch.Tensor, num_tokens_per_expert_E: torch.Tensor) -> torch.Tensor:  # noqa: N803
-        """SwiGLU of each expert on its rows; rows are sorted by expert. [R, D] -> [R, D]."""
-        w1, w2, w3 = (w.to_local() if isinstance(w, DTensor) else w for w in (self.w1_EFD, self.w2_EDF, self.w3_EFD))
-        ends = num_tokens_per_expert_E.cumsum(0, dtype=torch.int32)
-        hidden = F.silu(self._grouped_mm(A=x_RD, B_t=w1.transpose(-2, -1), offs=ends))
-        hidden = hidden * self._grouped_mm(A=x_RD, B_t=w3.transpose(-2, -1), offs=ends)
-        return self._grouped_mm(A=hidden, B_t=w2.transpose(-2, -1), offs=ends)
-
-
-class LatentAttention(deepseek_v3.model.Attention):
-    """MLA whose context parallelism gathers the latents and not the keys and values made of them.
-
-    torchtitan gathers `heads x (qk + v)` numbers a token; the normed latent and the one rotary key say the same in
-    `kv_lora_rank + qk_rope_head_dim`: 71 times less at DeepSeek-V3's sizes. In exchange every rank expands the whole
-    sequence. Used where tensor parallelism is off; without context parallelism it is torchtitan's attention.
-    """
-
-    @dataclass(kw_only=True, slots=True)
-    class Config(deepseek_v3.model.Attention.Config):
-        """No options of its own."""
-
-    context_group: str | None = None
-    """The name of the context-parallel process group."""
-
-    def gather_latents(self, group: str) -> None:
-        """Gather over `group` from now on, and take torchtitan's own gathering off the inner attention."""
-        self.context_group = group
-        del self.inner_attention.forward  # the wrapper was set on the instance
-
-    def forward(self, x: torch.Tensor, attention_masks: Any, positions: torch.Tensor | None = None) -> torch.Tensor:
-        """[B, l, D] -> [B, l, D], l = L / ranks."""
-        if self.context_group is None:
-            return super().forward(x, attention_masks, positions)
-        query = self.wq(x) if self.q_lora_rank == 0 else self.wq_b(self.q_norm(self.wq_a(x)))
-        query = query.unflatten(-1, (-1, self.qk_head_dim))
-        q_nope, q_rope = query.split([self.qk_nope_head_dim, self.qk_rope_head_dim], dim=-1)
-        latent, k_rope = self.wkv_a(x).split([self.kv_lora_rank, self.qk_rope_head_dim], dim=-1)
-        q_rope, k_rope = self.rope(q_rope, k_rope.unsqueeze(2), positions)
-        # The gather's backward sums over ranks. The gradient of wkv_b is each rank's part of it; FSDP, whose ranks
-        # include those of the context axis, sums it.
-        latent, k_rope = flex_cp_allgather(
-            self.kv_norm(latent).contiguous(), k_rope.contiguous(), 1, self.context_group
-        )
-        expanded = self.wkv_b(latent).unflatten(-1, (-1, self.qk_nope_head_dim + self.v_head_dim))
-        k_nope, value = expanded.split([self.qk_nope_head_dim, self.v_head_dim], dim=-1)
-        key = torch.cat([k_nope, k_rope.expand(-1, -1, k_nope.shape[2], -1)], dim=-1)
-        out = self.inner_attention(
-            torch.cat([q_nope, q_rope], dim=-1), key, value, attention_masks=attention_masks, scale=self.softmax_scale
-        )
-        return self.wo(out.flatten(2))
 
 
 def build_model_spec(model: ModelConfig, seed: int = 0) -> ModelSpec:
@@ -204,13 +105,15 @@ def build_model_spec(model: ModelConfig, seed: int = 0) -> ModelSpec:
     if on_cpu():
         _swap(config, FlexAttention.Config, CpuAttention.Config)
         _swap(config, GroupedExperts.Config, CpuExperts.Config)
+        for _, router, _, _ in config.traverse(TokenChoiceTopKRouter.Config):
+            router.gate = CpuGate.Config(**_fields(router.gate))
     return ModelSpec(
         name=model.family.value,
         flavor=model.name,
         model=config,
         parallelize_fn=functools.partial(_parallelize, parallelize),
         pipelining_fn=_pipeline,
-        post_optimizer_build_fn=_register_expert_hooks,
+        post_optimizer_build_fn=register_hooks,
         state_dict_adapter=adapter,
     )
 
@@ -218,18 +121,22 @@ def build_model_spec(model: ModelConfig, seed: int = 0) -> ModelSpec:
 def _swap(config: Any, old: type, new: type) -> None:
     """Replace every nested config of type `old` by `new` with the same fields."""
     for _, part, parent, field in list(config.traverse(old)):
-        fields = {name: getattr(part, name) for name in part.__dataclass_fields__ if not name.startswith("_")}
         if isinstance(field, int):
-            parent[field] = new(**fields)
+            parent[field] = new(**_fields(part))
         else:
-            setattr(parent, field, new(**fields))
+            setattr(parent, field, new(**_fields(part)))
+
+
+def _fields(config: Any) -> dict[str, Any]:
+    return {name: getattr(config, name) for name in config.__dataclass_fields__ if not name.startswith("_")}
 
 
 def _parallelize(parallelize: Callable, model: nn.Module, **kwargs: Any) -> nn.Module:
     """The family's own parallelisation, with what CPU and latent gathering need around it."""
     dims = kwargs["parallel_dims"]
-    if on_cpu() and dims.world_size == 1:
-        # torchtitan wraps even one process in FSDP, whose copies in and out cost 40 % of a step of a small model.
+    if on_cpu() and dims.world_size == 1 and kwargs["training"].mixed_precision_param == Dtype.float32.value:
+        # torchtitan wraps even one process in FSDP, whose copies in and out cost 40 % of a step of a small model. It is
+        # FSDP that casts parameters to the format they are computed in, so bfloat16 needs it.
         if kwargs["ac_config"] is not None:
             kwargs["ac_config"].build(dump_folder=kwargs["dump_folder"]).apply(model)
     else:
@@ -246,31 +153,6 @@ def _parallelize(parallelize: Callable, model: nn.Module, **kwargs: Any) -> nn.M
     return model
 
 
-def _register_expert_hooks(optimizers: Any, model_parts: list[Any], parallel_dims: Any) -> None:
-    """Measure the experts' load at every optimizer step, then let torchtitan balance it where a bias is configured.
-
-    `optimizers.worst_expert_load` is the largest count of tokens of one expert over the mean count, worst layer, all
-    ranks: 1 is balance, `num_experts / experts_per_token` is collapse onto the same experts for every token.
-    """
-    optimizers.worst_expert_load = 0.0
-    layers = [block.moe for part in model_parts for block in part.layers.values() if block.moe_enabled]
-    mesh = parallel_dims.get_optional_mesh("loss")
-
-    def record(*_: object) -> None:
-        if not layers:
-            return
-        counts = torch.stack([getattr(c, "_local_tensor", c) for c in (moe.tokens_per_expert_E for moe in layers)])
-        if mesh is not None:
-            torch.distributed.all_reduce(counts, group=mesh.get_group())
-        optimizers.worst_expert_load = float((counts.amax(1) / counts.mean(1).clamp(min=1e-9)).max())
-        if layers[0].load_balance_coeff is None:  # else torchtitan's hook, which runs after this one, resets them
-            for moe in layers:
-                moe.tokens_per_expert_E.zero_()
-
-    optimizers.register_step_pre_hook(record)
-    register_moe_load_balancing_hook(optimizers, model_parts, parallel_dims)
-
-
 def _pipeline(*args: Any, **kwargs: Any) -> Any:
     """Build torchtitan's pipeline, with the call of `step` that torch 2.13 understands.
 
@@ -280,6 +162,7 @@ def _pipeline(*args: Any, **kwargs: Any) -> Any:
     schedule, *rest = pipeline_llm(*args, **kwargs)
     for stage in getattr(schedule, "_stages", None) or [schedule._stage]:
         stage._prepare_forward_infra = _in_evaluation(stage.submod, stage._prepare_forward_infra)
+        stage._prepare_backward_infra = _in_evaluation(stage.submod, stage._prepare_backward_infra)
     if "arg_mbs" in inspect.signature(type(schedule).step).parameters:
         return schedule, *rest
     step = schedule.step
@@ -297,7 +180,7 @@ def _pipeline(*args: Any, **kwargs: Any) -> Any:
 
 
 def _in_evaluation(model: nn.Module, prepare: Callable) -> Callable:
-    """A stage learns its shapes from a forward pass on made-up tokens, which must not count as expert load."""
+    """A stage learns its shapes from made-up tokens, forward and backward; they must not count as expert load."""
 
     def prepare_uncounted(*args: Any, **kwargs: Any) -> Any:
         model.eval()

@@ -16,16 +16,22 @@ import torch
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
-from torchtitan.components.loss import IGNORE_INDEX, compute_logprobs
+from torchtitan.components.loss import ChunkedLossWrapper
 from torchtitan.distributed import utils as dist_utils
 from torchtitan.trainer import Trainer
 
 from composer.errors import ResumeError, TrainingError
 from composer.models import titan
-from composer.models.components import JsonState
+from composer.models.components import CollectLogProbs, JsonState
+from composer.models.logits import NO_LABEL, label_log_probs
+from composer.models.titan_experts import mark_padding, without_loss
 
-NO_LOSS = IGNORE_INDEX
+NO_LOSS = NO_LABEL
 """The label of a token that is not trained on."""
+
+
+_PADDING = "padding"
+"""Under this name the tokens that count as no expert load travel to `post_dataloading_process`."""
 
 
 @dataclass
@@ -69,13 +75,14 @@ class TitanTrainer(Trainer):
     checkpointer: Any  # a CheckpointManager
     metrics_processor: Any  # a LastMetrics
     config: Config  # pyright: ignore[reportIncompatibleVariableOverride]
-    optimizers: Any  # torchtitan's container, with `worst_expert_load` (see `titan._register_expert_hooks`)
+    optimizers: Any  # torchtitan's container, with `worst_expert_load` (see `titan_experts.register_hooks`)
     _extras: dict[str, torch.Tensor]
     _loss_metrics: dict[str, torch.Tensor]
 
     def __init__(self, config: Config) -> None:
         """Build meshes, model, optimizer and checkpointer. Collective: every rank calls it."""
         super().__init__(config)
+        self.fwd_bwd_fn = self._forward_and_backward
         self._extras, self._loss_metrics = {}, {}
 
     @property
@@ -153,7 +160,7 @@ class TitanTrainer(Trainer):
         if rest or not microbatches:
             raise ValueError(f"len(microbatches) must be a positive multiple of {group}, but is {len(microbatches)}")
         padded = (_pad_rows(m, self.parallel_dims.tp) for m in microbatches)
-        batches = (({"input": m.tokens, "positions": m.positions, **m.extras}, m.labels) for m in padded)
+        batches = ((_inputs(m) | {_PADDING: without_loss(m.labels, m.positions), **m.extras}, m.labels) for m in padded)
         try:
             self.train_step(self.batch_generator(batches))
         except RuntimeError as error:
@@ -194,16 +201,14 @@ class TitanTrainer(Trainer):
         else:
             for batch in microbatches:
                 total += torch.stack([-self.score(batch).sum(), (batch.labels != NO_LOSS).sum().to(self.device)])
-        if self.parallel_dims.dp_enabled:
-            torch.distributed.all_reduce(total, group=self.parallel_dims.get_mesh("batch").get_group())
+        total = self.add_over_data_ranks(total)
         return float(total[0] / total[1])
 
     def _pipeline_loss(self, microbatches: Sequence[Microbatch]) -> torch.Tensor:
         """(sum of losses, number of labels) on the last stage, zeros elsewhere."""
         inputs, kwargs, targets = [], [], []
         for batch in microbatches:
-            named = {"input": batch.tokens.to(self.device), "positions": batch.positions.to(self.device)}
-            tokens, labels, rest = self.post_dataloading_process(named, batch.labels.to(self.device))
+            tokens, labels, rest = self._on_device(batch)
             inputs.append((tokens,))
             kwargs.append(rest)
             targets.append(labels)
@@ -227,30 +232,44 @@ class TitanTrainer(Trainer):
         return torch.stack([torch.stack(losses).sum().double(), torch.stack(counts).sum().double()])
 
     @torch.no_grad()
-    def score(self, batch: Microbatch) -> torch.Tensor:
+    def score(self, batch: Microbatch, temperature: float = 1.0) -> torch.Tensor:
         """Natural log-probabilities of `batch.labels` under the current weights. Collective; not with a pipeline.
+
+        Logits exist for this batch only, and of a large vocabulary for a piece of it (`composer.models.sizes`).
+
+        Args:
+            batch: every rank brings one of the same shape.
+            temperature: the logits are divided by it first.
 
         Returns:
             float32 [B, L]; 0 where the label is `NO_LOSS`.
         """
         padded = _pad_rows(batch, self.parallel_dims.tp)
-        inputs = {"input": padded.tokens.to(self.device), "positions": padded.positions.to(self.device)}
-        tokens, labels, kwargs = self.post_dataloading_process(inputs, padded.labels.to(self.device))
+        tokens, labels, kwargs = self._on_device(padded)
         model: Any = self.model_parts[0]
         model.eval()  # else these tokens would count as expert load
         try:
             with self.train_context():
                 out = model(tokens, **kwargs)
-                if model._skip_lm_head:
-                    out = model.lm_head(out)
-                log_probs = compute_logprobs(out, labels)
-                assert isinstance(log_probs, torch.Tensor)
+                if isinstance(self.loss_fn, ChunkedLossWrapper):  # the model then stops before its last layer
+                    log_probs = CollectLogProbs.in_chunks(
+                        out, labels, model.lm_head, self.loss_fn.num_chunks, temperature
+                    )
+                else:
+                    log_probs = label_log_probs(out, labels, temperature)
         finally:
             model.train()
         if self.parallel_dims.cp_enabled:
             mesh = self.parallel_dims.get_mesh("cp")
             log_probs = titan.gather_sequence(log_probs, mesh, self.config.parallelism.context_parallel_load_balancer)
         return log_probs[: len(batch.tokens)]
+
+    def add_over_data_ranks(self, values: torch.Tensor) -> torch.Tensor:
+        """The sum of what the ranks with different rows have. Collective."""
+        total = values.to(self.device)
+        if self.parallel_dims.dp_enabled:
+            torch.distributed.all_reduce(total, group=self.parallel_dims.get_mesh("batch").get_group())
+        return total
 
     @torch.no_grad()
     def hf_state_dict(self) -> Iterator[tuple[str, torch.Tensor]]:
@@ -275,17 +294,27 @@ class TitanTrainer(Trainer):
     def post_dataloading_process(self, input_dict: dict[str, torch.Tensor], labels: torch.Tensor) -> Any:
         """Keep the loss's own tensors away from the model, cut like the labels under context parallelism."""
         inputs = {k: input_dict[k] for k in ("input", "positions")}
-        self._extras = {k: v for k, v in input_dict.items() if k not in inputs}
-        if self._extras and self.parallel_dims.cp_enabled:
+        extras = {k: v for k, v in input_dict.items() if k not in inputs}
+        if extras and self.parallel_dims.cp_enabled:
             cut = titan.shard_sequence(
-                tuple(self._extras.values()),
+                tuple(extras.values()),
                 self.parallel_dims.get_mesh("cp"),
                 self.config.parallelism.context_parallel_load_balancer,
             )
-            self._extras = dict(zip(self._extras, cut, strict=True))
-        return super().post_dataloading_process(inputs, labels)
+            extras = dict(zip(extras, cut, strict=True))
+        padding = extras.pop(_PADDING, None)
+        self._extras = extras
+        tokens, labels, kwargs = super().post_dataloading_process(inputs, labels)
+        if padding is not None:
+            mark_padding(kwargs["positions"], padding)
+        return tokens, labels, kwargs
 
-    def _forward_backward_body(
+    def _on_device(self, batch: Microbatch) -> Any:
+        """Tokens, labels and further arguments of the model, for a forward pass outside of `update`."""
+        inputs = {name: tensor.to(self.device) for name, tensor in _inputs(batch).items()}
+        return self.post_dataloading_process(inputs, batch.labels.to(self.device))
+
+    def _forward_and_backward(
         self,
         inputs: torch.Tensor,
         labels: torch.Tensor,
@@ -321,6 +350,11 @@ class TitanTrainer(Trainer):
             f"{max(lr.values()):.3g}) or max_grad_norm (now {self.config.training.max_norm:g}); "
             f"the checkpoints in {self.config.dump_folder}/checkpoints are intact."
         )
+
+
+def _inputs(batch: Microbatch) -> dict[str, torch.Tensor]:
+    """What the model is given, by torchtitan's names."""
+    return {"input": batch.tokens, "positions": batch.positions}
 
 
 def _pad_rows(batch: Microbatch, multiple: int) -> Microbatch:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from composer.models import titan
+from composer.models import titan_layers
 from composer.models.huggingface import export
 from composer.models.trainer import Microbatch
 from composer.schema import ModelConfig, ParallelConfig
@@ -96,13 +96,13 @@ def test_a_mesh_trains_like_one_process(
 
 def test_context_parallelism_moves_latents_only(tmp_path: Path) -> None:
     def moved() -> list[int]:
-        sizes, gather = [], titan.flex_cp_allgather
+        sizes, gather = [], titan_layers.flex_cp_allgather
 
         def recorded(latent: torch.Tensor, key: torch.Tensor, *rest: Any) -> Any:
             sizes.append(latent[0, 0].numel() + key[0, 0].numel())
             return gather(latent, key, *rest)
 
-        titan.flex_cp_allgather = recorded
+        titan_layers.flex_cp_allgather = recorded
         trainer = build(DEEPSEEK, tmp_path, MESHES["context2"])
         trainer.update([batch(0)])
         trainer.close()
