@@ -177,7 +177,8 @@ class Trainers:
 
     async def reference_score(self, sequences: list[list[int]]) -> list[list[float]]:
         """Log-probabilities under the weights that RL started from."""
-        return (await self._all(rank.reference_score.remote(sequences) for rank in self.ranks))[0]
+        shared = ray.put(sequences)  # once, and not once for each rank
+        return (await self._all(rank.reference_score.remote(shared) for rank in self.ranks))[0]
 
     async def synchronise(self, version: int, probe: Sequence[int]) -> dict[str, float]:
         """Publish, load on every generator, verify.

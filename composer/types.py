@@ -68,7 +68,7 @@ class Generation:
 
     token_ids: list[int]
     log_probs: list[float]
-    """Natural log-probability of each sampled token under the sampling policy at temperature 1."""
+    """Natural log-probability of each sampled token under the policy at the temperature it was sampled at."""
     policy_versions: list[int]
     """The version of the weights that sampled each token; it may change within a turn (in-flight updates)."""
     finish_reason: str

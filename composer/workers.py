@@ -166,8 +166,9 @@ class TrainerRank:
         return self._opened().update(rows)
 
     def reference_score(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
-        """Log-probabilities under the weights that RL started from."""
-        return self._opened().reference_score(sequences)
+        """Log-probabilities under the weights that RL started from, from rank 0; nothing from the others."""
+        scores = self._opened().reference_score(sequences)
+        return scores if self.rank == 0 else []
 
     def publish(self, version: int, probe: Sequence[int]) -> dict[str, float]:
         """Publish the current weights as `version`, with log-probabilities of `probe` for the generators to match.

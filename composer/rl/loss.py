@@ -9,7 +9,8 @@
 
 N is the number of generated tokens of the whole step over all ranks and microbatches, so neither splitting a batch nor
 the length of an episode changes a token's weight. The sampler's own log-probabilities stand in the ratio: they hold
-both the staleness of the weights and the numerical mismatch between the two engines.
+both the staleness of the weights and the numerical mismatch between the two engines. All of them are those of
+softmax(logits / temperature), the distribution that tokens are sampled from.
 
 Shapes: B rows, T positions; a position refers to its *target* token.
 """
@@ -38,7 +39,7 @@ def policy_loss(
 
     Args:
         log_probs: [B, T] float, log pi_theta of the target tokens, with gradient.
-        entropy: [B, T] float, entropy of pi_theta at each position, in nats.
+        entropy: [B, T] float, entropy of pi_theta at each position, in nats; with gradient if its coefficient is not 0.
         sampler_log_probs: [B, T] float, log-probabilities recorded when the tokens were sampled.
         advantages: [B, T] float.
         loss_mask: [B, T] bool, true at generated tokens.

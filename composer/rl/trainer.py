@@ -10,13 +10,14 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torchtitan.components.loss import BaseLoss, compute_logprobs
+from torchtitan.components.loss import BaseLoss
 
 from composer.models.huggingface import export
+from composer.models.logits import log_probs_and_entropy
 from composer.models.settings import TrainSettings, trainer_config
 from composer.models.trainer import NO_LOSS, Microbatch
 from composer.rl.loss import policy_loss
-from composer.rl.packing import PackedRows
+from composer.rl.packing import PackedRows, pack_to_score
 from composer.schema import AlgorithmConfig, ModelConfig, ParallelConfig
 
 
@@ -46,14 +47,16 @@ class PolicyLoss(BaseLoss):
         """Loss and diagnostics of one microbatch.
 
         Args:
-            pred: [B, L, V] logits.
+            pred: [B, L, V] logits; torchtitan brings those of a large vocabulary a piece of the sequence at a time.
             labels: [B, L], `NO_LOSS` at tokens that the policy did not generate.
             global_valid_tokens: generated tokens of the step, over all ranks and microbatches.
             positions: unused; every torchtitan loss is given them.
             sampler_log_probs: [B, L].
             advantages: [B, L].
         """
-        log_probs, entropy = compute_logprobs(pred, labels, return_entropy=True)
+        log_probs, entropy = log_probs_and_entropy(
+            pred, labels, self.algorithm.temperature, entropy_has_gradient=self.algorithm.entropy_coefficient > 0
+        )
         loss, diagnostics = policy_loss(
             log_probs, entropy, sampler_log_probs, advantages, labels != NO_LOSS, global_valid_tokens, self.algorithm
         )
@@ -71,7 +74,7 @@ class PolicyTrainer:
         Raises:
             ResumeError: `folder` holds a checkpoint that cannot be read.
         """
-        self._model = model
+        self._model, self._algorithm = model, algorithm
         settings = TrainSettings(
             folder=folder,
             num_steps=algorithm.num_steps,
@@ -113,22 +116,45 @@ class PolicyTrainer:
         return metrics
 
     def score(self, token_ids: Sequence[int]) -> list[float]:
-        """Log-probabilities of token_ids[1:], each given what stands before it, under the current weights."""
-        return self._score([token_ids])[0]
+        """Log-probabilities of token_ids[1:], each given what stands before it, under the current weights.
+
+        At temperature 1, as generators score a probe.
+        """
+        length = len(token_ids) - 1
+        padded = -(-length // self.sequence_multiple) * self.sequence_multiple
+        tokens = torch.zeros(1, padded, dtype=torch.int64)
+        labels = torch.full_like(tokens, NO_LOSS)
+        tokens[0, :length], labels[0, :length] = torch.tensor(token_ids[:-1]), torch.tensor(token_ids[1:])
+        positions = torch.arange(padded)[None]
+        return self._trainer.score(Microbatch(tokens, labels, positions))[0, :length].tolist()
 
     def reference_score(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
-        """Like `score`, for many sequences, under the weights that RL started from.
+        """Log-probabilities of every token but the first, under the weights that RL started from.
+
+        At the temperature of sampling, as the log-probabilities that they are compared with. The sequences are packed
+        into micro-batches and shared out over the data-parallel ranks like those of a step; all ranks get all results.
 
         Raises:
             ValueError: no reference is kept (`algorithm.kl_coefficient` is 0).
         """
         if self._reference is None:
             raise ValueError("algorithm.kl_coefficient=0: no reference policy is kept; set it above 0")
+        rank, num_ranks = self.data_parallel
+        budget = self._algorithm.microbatch_tokens
+        mine = pack_to_score(sequences, num_ranks, budget, pad_id=0, multiple_of=self.sequence_multiple)[rank]
+        lengths = [len(s) - 1 for s in sequences]
+        scores = torch.zeros(sum(lengths), dtype=torch.float32)
         self._swap_reference()
         try:
-            return self._score(sequences)
+            for rows in mine:
+                tokens, labels, positions, targets = map(
+                    torch.from_numpy, (rows.tokens, rows.labels, rows.positions, rows.targets)
+                )
+                found = self._trainer.score(Microbatch(tokens, labels, positions), self._algorithm.temperature)
+                scores[targets[targets >= 0]] = found.cpu()[targets >= 0]
         finally:
             self._swap_reference()
+        return [part.tolist() for part in self._trainer.add_over_data_ranks(scores).split(lengths)]
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """(Hugging Face name, whole tensor), one at a time."""
@@ -145,19 +171,6 @@ class PolicyTrainer:
     def close(self) -> None:
         """Release threads and process groups."""
         self._trainer.close()
-
-    def _score(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
-        multiple = self.sequence_multiple
-        length = max(len(s) for s in sequences) - 1
-        length = -(-length // multiple) * multiple
-        tokens = torch.zeros(len(sequences), length, dtype=torch.int64)
-        labels = torch.full_like(tokens, NO_LOSS)
-        for row, ids in enumerate(sequences):
-            tokens[row, : len(ids) - 1] = torch.tensor(ids[:-1])
-            labels[row, : len(ids) - 1] = torch.tensor(ids[1:])
-        positions = torch.arange(length).expand(len(sequences), -1).contiguous()
-        log_probs = self._trainer.score(Microbatch(tokens, labels, positions))
-        return [log_probs[row, : len(ids) - 1].tolist() for row, ids in enumerate(sequences)]
 
     def _keep_reference(self, model: ModelConfig, parallel: ParallelConfig, settings: TrainSettings) -> None:
         """Keep this rank's shards of the weights that RL starts from.

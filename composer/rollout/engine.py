@@ -140,7 +140,8 @@ class Engine:
             timeout_s: deadline; `request_timeout_s` if absent. A request that misses it is aborted.
 
         Returns:
-            `log_probs` are at temperature 1 whatever the sampling temperature; `policy_versions` tell for each token
+            `log_probs` are those of the distribution that was sampled from, softmax(logits / temperature), or at
+            temperature 1 where it is 0: the trainer's ratio needs them; `policy_versions` tell for each token
             which weights sampled it.
 
         Raises:

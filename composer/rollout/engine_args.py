@@ -88,8 +88,8 @@ def engine_arguments(
         # Token ids in and out: no tokenizer, and no stop tokens but those of the request.
         "skip_tokenizer_init": True,
         "generation_config": "vllm",
-        # Log-probabilities before temperature: what the trainer computes.
-        "logprobs_mode": "raw_logprobs",
+        # Log-probabilities after temperature: those of the distribution that the token was drawn from.
+        "logprobs_mode": "processed_logprobs",
         # As planned, whatever else is free: vLLM would fill `gpu_memory_utilization` with it.
         "kv_cache_memory_bytes": config.kv_cache_bytes,
         "worker_extension_cls": WORKER_EXTENSION,

@@ -66,9 +66,9 @@ def _reference(folder: Path):  # noqa: ANN202 - a transformers model
 
 
 @torch.no_grad()
-def log_probs(folder: Path, token_ids: list[int]) -> list[float]:
+def log_probs(folder: Path, token_ids: list[int], temperature: float = 1.0) -> list[float]:
     """Transformers' log-probabilities, [T - 1]: entry i is that of `token_ids[i + 1]`."""
-    logits = _reference(folder)(torch.tensor([token_ids])).logits[0, :-1]
+    logits = _reference(folder)(torch.tensor([token_ids])).logits[0, :-1] / temperature
     picked = logits.log_softmax(-1).gather(-1, torch.tensor(token_ids[1:])[:, None])
     return picked[:, 0].tolist()
 

@@ -113,12 +113,12 @@ def fresh_b(models: Models, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     yield from live(models.b, tmp_path_factory.mktemp("store"))
 
 
-def sampled(model: Path, context: list[int], generation: Generation) -> list[float]:
-    return log_probs(model, context + generation.token_ids)[len(context) - 1 :]
+def sampled(model: Path, context: list[int], generation: Generation, temperature: float = 1.0) -> list[float]:
+    return log_probs(model, context + generation.token_ids, temperature)[len(context) - 1 :]
 
 
-@pytest.mark.parametrize("temperature", [1.0, 0.6])
-def test_log_probabilities_are_transformers_at_temperature_one(
+@pytest.mark.parametrize("temperature", [1.0, 0.6, 0.0])
+def test_log_probabilities_are_transformers_at_the_temperature_of_sampling(
     engine: Live, models: Models, temperature: float
 ) -> None:
     contexts = prompts(8)
@@ -127,7 +127,21 @@ def test_log_probabilities_are_transformers_at_temperature_one(
     ):
         assert len(generation.token_ids) == 24 and generation.finish_reason == "length"
         assert generation.policy_versions == [0] * 24
-        assert difference(generation.log_probs, sampled(models.a, context, generation)) < EXACT
+        expected = sampled(models.a, context, generation, temperature or 1.0)  # 0 takes the likeliest token
+        assert difference(generation.log_probs, expected) < EXACT
+
+
+def test_requests_of_several_temperatures_share_a_batch(engine: Live, models: Models) -> None:
+    contexts, temperatures = prompts(6), (0.0, 0.5, 1.0, 1.5, 0.0, 0.7)
+
+    async def together() -> list[Generation]:
+        pairs = zip(contexts, temperatures, strict=True)
+        asked = [engine.engine.generate(c, max_tokens=16, temperature=t) for c, t in pairs]
+        return list(await asyncio.gather(*asked))
+
+    for context, temperature, generation in zip(contexts, temperatures, engine.run(together()), strict=True):
+        expected = sampled(models.a, context, generation, temperature or 1.0)
+        assert difference(generation.log_probs, expected) < EXACT
 
 
 def test_scores_are_transformers_also_when_the_prefix_is_cached(engine: Live, models: Models) -> None:

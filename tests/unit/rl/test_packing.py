@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from composer.rl.packing import IGNORE_INDEX, attention_cost, pack
+from composer.rl.packing import IGNORE_INDEX, attention_cost, pack, pack_to_score
 from composer.types import Sample
 
 
@@ -59,3 +59,33 @@ def test_nothing_is_lost_and_all_ranks_meet_in_the_same_shapes(lengths, num_rank
     assert labels == sorted(t for s in samples for t, m in zip(s.token_ids[1:], s.loss_mask[1:], strict=True) if m)
     tokens = sorted(int(x) for rank in by_rank for rows in rank for x in rows.tokens[rows.tokens > 0])
     assert tokens == sorted(t for s in samples for t in s.token_ids[:-1])
+
+
+def test_sequences_to_score_are_shifted_by_one_and_their_targets_numbered():
+    [[rows]] = pack_to_score([[1, 2, 3], [7, 8, 9, 4, 5, 6]], 1, 64, pad_id=0, multiple_of=4)
+    assert rows.tokens.tolist() == [[7, 8, 9, 4, 5, 1, 2, 0]]
+    assert rows.labels.tolist() == [[8, 9, 4, 5, 6, 2, 3, IGNORE_INDEX]]
+    assert rows.positions.tolist() == [[0, 1, 2, 3, 4, 0, 1, 0]]
+    assert rows.targets.tolist() == [[2, 3, 4, 5, 6, 0, 1, -1]]
+
+
+@given(st.lists(st.integers(2, 60), min_size=1, max_size=30), st.integers(1, 4), st.integers(16, 256))
+def test_every_target_is_scored_in_one_place_after_its_own_beginning(lengths, num_ranks, budget):
+    sequences = [[1000 * i + k for k in range(n)] for i, n in enumerate(lengths)]
+    targets = [t for s in sequences for t in s[1:]]
+    by_rank = pack_to_score(sequences, num_ranks, budget, pad_id=0)
+    shapes = {rows.tokens.shape for rank in by_rank for rows in rank}
+    (num_rows, row_len) = shapes.pop()
+    assert not shapes and len({len(r) for r in by_rank}) == 1
+    assert num_rows * row_len <= budget or num_rows == 1
+    found = []
+    for rows in (rows for rank in by_rank for rows in rank):
+        for row, column in np.argwhere(rows.targets >= 0):
+            target = rows.targets[row, column]
+            found.append(int(target))
+            assert rows.labels[row, column] == targets[target]
+            begun = column - rows.positions[row, column]
+            seen = rows.tokens[row, begun : column + 1].tolist()
+            sequence = sequences[targets[target] // 1000]
+            assert seen == sequence[: len(seen)] and sequence[len(seen)] == targets[target]
+    assert sorted(found) == list(range(len(targets)))
