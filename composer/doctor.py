@@ -23,6 +23,7 @@ from composer.errors import ComposerError
 from composer.instantiate import instantiate
 from composer.plan import RunPlan, make_plan
 from composer.plan_table import WIDTH_IN_LOGS
+from composer.rehearsal import rehearse
 from composer.schema import Accelerator, Config, Stage, SyncMethod
 from composer.tracking.console import bytes_text
 
@@ -53,7 +54,7 @@ def doctor(config: Config) -> int:
     """
     plan = make_plan(config)
     console = Console(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else WIDTH_IN_LOGS)
-    findings = list(examine(config, plan))
+    findings = [*examine(config, plan), _limits(config)]
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
     for column in ("", "what", "found"):
         table.add_column(column, no_wrap=column != "found")
@@ -232,6 +233,15 @@ def _of_target(kind: str, config: Config) -> Iterator[Finding]:
         yield from thing.check()
     except (ComposerError, ImportError) as error:
         yield Finding(kind, False, str(error), f"choose another {key}, or install what it needs")
+
+
+def _limits(config: Config) -> Finding:
+    """What `composer.rehearsal` says; a run asks by itself, since this is no matter of the machine."""
+    try:
+        warnings = rehearse(config)
+    except ComposerError as error:
+        return Finding("limits", False, str(error))
+    return Finding("limits", True, "; ".join(warnings) or "the scripted expert gets through")
 
 
 def _tracking(config: Config) -> Finding:

@@ -25,6 +25,7 @@ from composer.evaluation.stage import read_groups
 from composer.instantiate import instantiate
 from composer.layout import Layout
 from composer.plan import RunPlan, StagePlan
+from composer.rehearsal import rehearse
 from composer.rl.ledger import read_ledger
 from composer.rollout import engine
 from composer.rundir import RunDirectory, Status
@@ -68,6 +69,8 @@ def run(config: Config, plan: RunPlan, run_dir: Path) -> int:
         console.info(f"removed what runs that were killed on this machine had left behind ({swept})")
     check_machine(examine(config, plan))
     missing = [s for s in config.stages if layout.results(s) is None]
+    for warning in rehearse(config) if missing else ():
+        console.warn(warning)
     check_left(missing, layout)
     record = Record.open(config, run_dir, warn=console.warn, tags={"name": plan.name})
     clock.save()  # after the record has read when an earlier start was killed

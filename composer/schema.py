@@ -33,6 +33,8 @@ LENGTH = 10**8
 """Tokens of one sequence or micro-batch; vLLM's positions are 32-bit."""
 TOKENS = 10**15
 BYTES = 2**50
+LEAST_SECONDS = 0.05
+"""No process starts and no server answers in less."""
 SECONDS = 1e9
 """threading refuses to wait longer than 9.2e9 s."""
 LARGE = 1e30
@@ -218,17 +220,17 @@ class LimitsConfig:
     """Of all processes of a sandbox together."""
     num_processes: int = number(64, 1)
     """Processes and threads at a time."""
-    file_bytes: int = number(64 * 2**20, 1, BYTES)
+    file_bytes: int = number(64 * 2**20, 4096, BYTES)
     """Largest single file."""
     disk_bytes: int = number(256 * 2**20, 2**20, BYTES)
     """Everything written to the sandbox's own file system; with bubblewrap at most half of `memory_bytes`."""
     cpu_seconds: int = number(60, 1, STEPS)
     """CPU time of any one process."""
-    exec_timeout_s: float = number(30.0, above=0, maximum=SECONDS)
+    exec_timeout_s: float = number(30.0, LEAST_SECONDS, SECONDS)
     """Wall time of one command."""
-    lifetime_s: float = number(600.0, above=0, maximum=SECONDS)
+    lifetime_s: float = number(600.0, LEAST_SECONDS, SECONDS)
     """Wall time of a sandbox; at least `episode_timeout_s`."""
-    output_bytes: int = number(64 * 2**10, 1, BYTES)
+    output_bytes: int = number(64 * 2**10, 256, BYTES)
     """Kept of one command's output."""
 
 
@@ -256,13 +258,13 @@ class EnvConfig:
     """How messages and tool calls become text."""
     max_turns: int = number(8, 1)
     """Requests to the generator in one episode."""
-    max_turn_tokens: int = number(128, 1, LENGTH)
+    max_turn_tokens: int = number(128, 4, LENGTH)
     """Tokens one turn may generate."""
     max_observation_bytes: int = number(4096, 16, BYTES)
     """A tool result is cut in the middle beyond this."""
     invalid_calls_allowed: int = number(0, 0)
     """How many malformed tool calls are answered with an error before the episode ends."""
-    episode_timeout_s: float = number(120.0, above=0, maximum=SECONDS)
+    episode_timeout_s: float = number(120.0, LEAST_SECONDS, SECONDS)
     """Wall time of one episode, grading included."""
     concurrency: int = number(32, 1)
     """Episodes at a time in one env worker."""
@@ -342,7 +344,7 @@ class AlgorithmConfig:
     """Padded tokens of one forward and backward pass on one rank."""
     min_start_average: float = number(0.0, 0, 1)
     """Refuse to start RL when average@k before it is lower: a policy that never succeeds learns nothing."""
-    group_timeout_s: float = number(300.0, above=0, maximum=SECONDS)
+    group_timeout_s: float = number(300.0, LEAST_SECONDS, SECONDS)
     """A group not finished by then is dropped, counted, and replaced by a new task."""
     checkpoint_every: int = number(5, 1, STEPS)
     """Optimizer steps between checkpoints; what an interruption can cost."""
@@ -378,7 +380,7 @@ class ParallelConfig:
     """Recompute activations in the backward pass instead of keeping them."""
     threads_per_process: int = number(1, 1)
     """OpenMP threads (CPU). More threads than cores slows everything down many times."""
-    timeout_s: float = number(1800.0, above=0, maximum=SECONDS)
+    timeout_s: float = number(1800.0, LEAST_SECONDS, SECONDS)
     """Wall time of one step, checkpoint, export, or of making the sessions, in seconds; the run ends after it."""
 
 
@@ -404,9 +406,9 @@ class GeneratorConfig:
     """No CUDA graphs."""
     gpu_memory_utilization: float = number(0.85, above=0, maximum=1)
     """Share of a GPU's memory that must be free when the engine starts; weights and KV cache must fit into it."""
-    request_timeout_s: float = number(120.0, above=0, maximum=SECONDS)
+    request_timeout_s: float = number(120.0, LEAST_SECONDS, SECONDS)
     """Wall time of one request."""
-    start_timeout_s: float = number(300.0, above=0, maximum=SECONDS)
+    start_timeout_s: float = number(300.0, LEAST_SECONDS, SECONDS)
     """Wall time until an engine answers."""
 
 
@@ -424,7 +426,7 @@ class WeightSyncConfig:
     """Recompute the KV cache of running requests with the new weights."""
     verify_tolerance: float = number(1e-3, above=0, maximum=LARGE)
     """How far generator's and trainer's log-probabilities of 9 in 10 of a probe's tokens may be apart after a load."""
-    timeout_s: float = number(60.0, above=0, maximum=SECONDS)
+    timeout_s: float = number(60.0, LEAST_SECONDS, SECONDS)
     """Wall time of one publication and of one load."""
 
 
@@ -438,11 +440,11 @@ class TrackingConfig:
     """MLflow's experiment."""
     run_name: str | None = None
     """In MLflow; null: the name of the run directory."""
-    system_metrics_every_s: float = number(10.0, above=0, maximum=SECONDS)
+    system_metrics_every_s: float = number(10.0, LEAST_SECONDS, SECONDS)
     """Between readings of CPU, memory and GPU."""
     traces_per_step: int = number(1, 0)
     """Episode traces logged at each RL step."""
-    timeout_s: float = number(10.0, above=0, maximum=SECONDS)
+    timeout_s: float = number(10.0, LEAST_SECONDS, SECONDS)
     """A tracking server that does not answer for so long is left alone; metrics stay in the run directory."""
 
 
@@ -456,7 +458,7 @@ class EvaluationConfig:
     """Episodes of each task: the k of average@k and best@k."""
     temperature: float = number(1.0, 0.01, 2)
     """Of sampling; vLLM takes no other."""
-    timeout_s: float = number(1800.0, above=0, maximum=SECONDS)
+    timeout_s: float = number(1800.0, LEAST_SECONDS, SECONDS)
     """Wall time of one evaluation."""
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import faulthandler
+import itertools
 import json
 import logging
 import os
@@ -17,16 +18,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from composer import config as config_files
-from composer.errors import CorpusError
 from composer.instantiate import instantiate
 from composer.layout import Layout
+from composer.rehearsal import check_lengths
 from composer.rollout.chat import TEMPLATES, Chat, install_template
 from composer.rollout.episode import Env, EnvSettings, Rubric
 from composer.rollout.generator import GeneratorPool, Replica
 from composer.rollout.parts import BlockedLoop, make_task
 from composer.rollout.sessions import record_sessions, render_session, session_text
 from composer.rundir import find_plugins
-from composer.schema import ChatTemplate, Config, PhaseKind, SourceKind, Stage, TargetConfig
+from composer.schema import ChatTemplate, Config, SourceKind, Stage, TargetConfig
 from composer.types import Generation, Group, Outcome, Split, Trajectory
 
 if TYPE_CHECKING:
@@ -272,18 +273,14 @@ class EnvWorker:
             install_template(self.layout.tokenizer, env.chat_template)
         chat = Chat.load(self.layout.tokenizer)
         half = self.layout.sessions.with_suffix(".tmp")
-        longest = 0
+        lengths, turns = [], []
         with half.open("w", encoding="utf-8") as file:
             for session in sessions:
                 ids, mask = render_session(session, chat, self.tools, env.system_prompt)
-                longest = max(longest, len(ids))
+                lengths.append(len(ids))
+                turns.append(max(sum(run) for _, run in itertools.groupby(mask)))
                 file.write(json.dumps({"token_ids": ids, "loss_mask": mask, "task": session.task_id}) + "\n")
-        for name, phase in config.mix.phases.items():
-            if phase.kind is PhaseKind.sft and longest > phase.seq_len:
-                raise CorpusError(
-                    f"mix.phases.{name}.seq_len={phase.seq_len}: the longest session has {longest} tokens; "
-                    f"start a new run with at least {longest}"
-                )
+        check_lengths(config, lengths, turns)
         half.replace(self.layout.sessions)
 
     def _count_recorded(self, count: int) -> None:

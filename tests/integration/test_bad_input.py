@@ -63,6 +63,12 @@ def test_what_is_not_on_the_machine_stops_the_run_before_it_starts(tmp_path, ove
     check_sentence(composer(tmp_path, *overrides), 3, *parts)
 
 
+def test_limits_that_leave_no_room_for_an_episode_stop_the_run_before_it_starts(tmp_path):
+    result = composer(tmp_path, "mix.phases.sft.seq_len=64")
+    check_sentence(result, 2, "mix.phases.sft.seq_len=64", "the session of the expert on task micro/train/0", "raise")
+    assert "starting Ray" not in result.stdout
+
+
 def test_an_unreadable_tokenizer(tmp_path):
     folder = tmp_path / "tokenizer"
     folder.mkdir()
