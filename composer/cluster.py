@@ -138,11 +138,15 @@ class _Joined:
         self._socket, self._head = raylet_socket, head
         self._had_socket = self._listens()
         self._looked = self._reached = time.monotonic()
+        self._ended: dict[str, str] = {}
 
     def look(self) -> dict[str, str]:
-        if time.monotonic() - self._looked < JOINED_POLL_S:
-            return {}
-        self._looked = time.monotonic()
+        if time.monotonic() - self._looked >= JOINED_POLL_S:
+            self._looked = time.monotonic()
+            self._ended = self._look()
+        return self._ended
+
+    def _look(self) -> dict[str, str]:
         if self._had_socket and not self._listens():
             return {"raylet": "of this machine"}
         host, _, port = self._head.rpartition(":")

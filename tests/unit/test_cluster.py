@@ -40,8 +40,7 @@ class Node:
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cluster, "POLL_S", 0.02)
-    monkeypatch.setattr(cluster, "TOGETHER_S", 0.2)
-    monkeypatch.setattr(cluster, "JOINED_POLL_S", 0.02)
+    monkeypatch.setattr(cluster, "JOINED_POLL_S", 0.5)
 
 
 @pytest.fixture
@@ -184,7 +183,7 @@ def test_the_head_of_a_joined_cluster_may_be_away_for_a_while(
     with Watch(tmp_path / "logs", never) as watch:
         time.sleep(0.3)
         head.close()
-        time.sleep(0.5)
+        time.sleep(0.7)
         assert watch.error is None
         assert f"(gcs_server, at {node.gcs_address}, which has not answered for 1 s: " in noticed(watch)
         watch.acknowledge()
