@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from composer.compose import compose
+from composer.doctor import EXIT_MISSING, doctor
 from composer.errors import CorpusError, PlanError
 from composer.rehearsal import check_lengths, rehearse
 
@@ -91,6 +92,13 @@ def test_too_few_tokens_whatever_the_tokenizer(override: str) -> None:
     ) as caught:
         rehearse(compose(override.split()))
     assert caught.value.key == override.partition("=")[0]
+
+
+def test_the_doctor_says_it_too(capsys: pytest.CaptureFixture[str]) -> None:
+    assert doctor(compose(["mix.phases.sft.seq_len=64"])) == EXIT_MISSING
+    said = " ".join(capsys.readouterr().out.split())
+    assert "missing limits mix.phases.sft.seq_len=64: the session of the expert" in said
+    assert said.endswith("cannot run here yet: limits")
 
 
 def test_what_may_be_too_few_is_a_warning() -> None:
