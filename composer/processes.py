@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mappin
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import ray
 import ray.exceptions
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
@@ -177,8 +178,9 @@ class Trainers:
 
     async def reference_score(self, sequences: list[list[int]]) -> list[list[float]]:
         """Log-probabilities under the weights that RL started from."""
-        shared = ray.put(sequences)  # once, and not once for each rank
-        return (await self._all(rank.reference_score.remote(shared) for rank in self.ranks))[0]
+        shared = ray.put([np.asarray(s) for s in sequences])  # the ranks of a machine read them from one memory
+        scores = (await self._all(rank.reference_score.remote(shared) for rank in self.ranks))[0]
+        return [s.tolist() for s in scores]
 
     async def synchronise(self, version: int, probe: Sequence[int]) -> dict[str, float]:
         """Publish, load on every generator, verify.

@@ -31,6 +31,7 @@ from composer.schema import ChatTemplate, Config, SourceKind, Stage, TargetConfi
 from composer.types import Generation, Group, Outcome, Split, Trajectory
 
 if TYPE_CHECKING:
+    import numpy as np
     from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
     from composer.rl.packing import PackedRows
@@ -166,7 +167,7 @@ class TrainerRank:
         """
         return self._opened().update(rows)
 
-    def reference_score(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
+    def reference_score(self, sequences: Sequence[np.ndarray]) -> list[np.ndarray]:
         """Log-probabilities under the weights that RL started from, from rank 0; nothing from the others."""
         scores = self._opened().reference_score(sequences)
         return scores if self.rank == 0 else []

@@ -93,12 +93,25 @@ def pack(
 
 
 def pack_to_score(
-    sequences: Sequence[Sequence[int]], num_ranks: int, microbatch_tokens: int, pad_id: int, multiple_of: int = 16
-) -> list[list[ScoredRows]]:
-    """Like `pack`, for sequences of token ids, at least two each, of which every token but the first is scored.
+    sequences: Sequence[Sequence[int] | np.ndarray],
+    rank: int,
+    num_ranks: int,
+    microbatch_tokens: int,
+    pad_id: int,
+    multiple_of: int = 16,
+) -> list[ScoredRows]:
+    """Like `pack`, for sequences of which every token but the first is to be scored; the part of one rank.
+
+    Args:
+        sequences: token ids, at least two each; the same on every rank.
+        rank: the data-parallel rank whose part is wanted.
+        num_ranks: data-parallel ranks.
+        microbatch_tokens: as for `pack`.
+        pad_id: token of empty positions.
+        multiple_of: row lengths are rounded up to it.
 
     Returns:
-        [num_ranks][num_passes]; each target of each sequence stands in exactly one place.
+        [num_passes]; over all ranks, each target of each sequence stands in exactly one place.
     """
     lengths = [len(s) - 1 for s in sequences]
     starts = np.cumsum([0, *lengths])
@@ -112,7 +125,7 @@ def pack_to_score(
             targets[r, here] = np.arange(starts[index], starts[index + 1])
         return ScoredRows(tokens, positions, labels, targets)
 
-    return [[lay_out(rows) for rows in passes] for passes in by_rank]
+    return [lay_out(rows) for rows in by_rank[rank]]
 
 
 def _arrange(

@@ -128,11 +128,14 @@ class PolicyTrainer:
         positions = torch.arange(padded)[None]
         return self._trainer.score(Microbatch(tokens, labels, positions))[0, :length].tolist()
 
-    def reference_score(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
+    def reference_score(self, sequences: Sequence[Sequence[int] | np.ndarray]) -> list[np.ndarray]:
         """Log-probabilities of every token but the first, under the weights that RL started from.
 
         At the temperature of sampling, as the log-probabilities that they are compared with. The sequences are packed
-        into micro-batches and shared out over the data-parallel ranks like those of a step; all ranks get all results.
+        into micro-batches and shared out over the data-parallel ranks like those of a step.
+
+        Returns:
+            For each sequence of T tokens float32 [T - 1], the same on every rank.
 
         Raises:
             ValueError: no reference is kept (`algorithm.kl_coefficient` is 0).
@@ -140,8 +143,8 @@ class PolicyTrainer:
         if self._reference is None:
             raise ValueError("algorithm.kl_coefficient=0: no reference policy is kept; set it above 0")
         rank, num_ranks = self.data_parallel
-        budget = self._algorithm.microbatch_tokens
-        mine = pack_to_score(sequences, num_ranks, budget, pad_id=0, multiple_of=self.sequence_multiple)[rank]
+        budget, multiple = self._algorithm.microbatch_tokens, self.sequence_multiple
+        mine = pack_to_score(sequences, rank, num_ranks, budget, pad_id=0, multiple_of=multiple)
         lengths = [len(s) - 1 for s in sequences]
         scores = torch.zeros(sum(lengths), dtype=torch.float32)
         self._swap_reference()
@@ -154,7 +157,7 @@ class PolicyTrainer:
                 scores[targets[targets >= 0]] = found.cpu()[targets >= 0]
         finally:
             self._swap_reference()
-        return [part.tolist() for part in self._trainer.add_over_data_ranks(scores).split(lengths)]
+        return [part.numpy() for part in self._trainer.add_over_data_ranks(scores).cpu().split(lengths)]
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """(Hugging Face name, whole tensor), one at a time."""

@@ -5,6 +5,7 @@ import pickle
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import ray
 
@@ -194,3 +195,28 @@ def test_an_actor_that_dies_with_ray_is_no_lost_worker(tmp_path: Path, monkeypat
     with pytest.raises(ClusterError, match="^Ray's node manager"):
         asyncio.run(rollouts.run_group(Split.TRAIN, 0, "g", 2, 1.0))
     assert not warnings
+
+
+class ScoringRank:
+    """Scores token t as -t; only rank 0 answers."""
+
+    def __init__(self, rank: int) -> None:
+        self.rank, self.seen = rank, []
+        self.reference_score = SimpleNamespace(remote=self._score)
+
+    async def _score(self, sequences: list[np.ndarray]) -> list[np.ndarray]:
+        self.seen.append(sequences)
+        return [] if self.rank else [-s[1:].astype(np.float32) for s in sequences]
+
+
+def test_sequences_go_to_all_ranks_in_one_piece_and_scores_come_back_as_numbers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stored: list[object] = []
+    monkeypatch.setattr("composer.processes.ray.put", lambda value: stored.append(value) or value)
+    made = Trainers.__new__(Trainers)
+    ranks = [ScoringRank(0), ScoringRank(1)]
+    made.__dict__.update(ranks=ranks, _timeout_s=60.0)
+    scores = asyncio.run(made.reference_score([[5, 1, 2], [7, 3]]))
+    assert scores == [[-1.0, -2.0], [-3.0]] and type(scores[0][0]) is float
+    assert len(stored) == 1 and all(rank.seen == [stored[0]] for rank in ranks)

@@ -4,6 +4,7 @@ import argparse
 import dataclasses
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -213,7 +214,8 @@ def test_two_ranks_keep_the_same_reference(tmp_path: Path, parallel: ParallelCon
         ids = sequences()[0]
         start = trainer.score(ids)
         trainer.update(rows_of([Sample(ids, [True] * len(ids), [-1.0] * len(ids), [1.0] * len(ids), "g", 0)]))
-        found = [start, trainer.reference_score([ids])[0], trainer.score(ids), trainer.reference_score([ids])[0]]
+        reference = trainer.reference_score([ids])[0].tolist()
+        found = [start, reference, trainer.score(ids), trainer.reference_score([ids])[0].tolist()]
         trainer.close()
         return found
 
@@ -230,7 +232,7 @@ def test_the_reference_is_scored_in_microbatches_that_the_ranks_share(model, tok
     ids = [torch.randint(10, 320, (n,), generator=generator).tolist() for n in lengths]
     algorithm = dataclasses.replace(ALGORITHM, microbatch_tokens=64)
 
-    def scores() -> tuple[list[list[float]], list[int], int]:
+    def scores() -> tuple[list[np.ndarray], list[int], int]:
         parallel = ParallelConfig(data_parallel_shard=2)
         trainer = PolicyTrainer(model, parallel, algorithm, tmp_path / "rl", seed=1)
         trainer.export(tmp_path / "exported", tokenizer)

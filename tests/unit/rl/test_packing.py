@@ -62,7 +62,7 @@ def test_nothing_is_lost_and_all_ranks_meet_in_the_same_shapes(lengths, num_rank
 
 
 def test_sequences_to_score_are_shifted_by_one_and_their_targets_numbered():
-    [[rows]] = pack_to_score([[1, 2, 3], [7, 8, 9, 4, 5, 6]], 1, 64, pad_id=0, multiple_of=4)
+    [rows] = pack_to_score([[1, 2, 3], [7, 8, 9, 4, 5, 6]], 0, 1, 64, pad_id=0, multiple_of=4)
     assert rows.tokens.tolist() == [[7, 8, 9, 4, 5, 1, 2, 0]]
     assert rows.labels.tolist() == [[8, 9, 4, 5, 6, 2, 3, IGNORE_INDEX]]
     assert rows.positions.tolist() == [[0, 1, 2, 3, 4, 0, 1, 0]]
@@ -73,7 +73,7 @@ def test_sequences_to_score_are_shifted_by_one_and_their_targets_numbered():
 def test_every_target_is_scored_in_one_place_after_its_own_beginning(lengths, num_ranks, budget):
     sequences = [[1000 * i + k for k in range(n)] for i, n in enumerate(lengths)]
     targets = [t for s in sequences for t in s[1:]]
-    by_rank = pack_to_score(sequences, num_ranks, budget, pad_id=0)
+    by_rank = [pack_to_score(sequences, rank, num_ranks, budget, pad_id=0) for rank in range(num_ranks)]
     shapes = {rows.tokens.shape for rank in by_rank for rows in rank}
     (num_rows, row_len) = shapes.pop()
     assert not shapes and len({len(r) for r in by_rank}) == 1
