@@ -183,7 +183,7 @@ def make_plan(config: Config, typed: Sequence[str] = ()) -> RunPlan:
         PlanError: the config cannot be run as it stands.
     """
     check_targets(config)
-    warnings = check(config)
+    warnings = check(config, typed)
     count, parallel = count_parameters(config.model), config.parallel
     return RunPlan(
         name=run_name(config),

@@ -7,12 +7,13 @@ may think, becomes a warning of the plan. Pure: nothing here looks at the machin
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from urllib.parse import unquote_plus, urlsplit
 
 from composer.checks.common import generates, gpus_needed, keeps_reference, largest_microbatch
 from composer.checks.mesh import check_cluster, check_generator, check_mesh
 from composer.checks.stages import check_env, check_phases, check_rl, check_stages
+from composer.checks.unread import check_unread
 from composer.errors import ConfigError
 from composer.models.base import check_model
 from composer.models.sizes import count_parameters, generator_memory, pipeline_layers, trainer_memory
@@ -25,8 +26,12 @@ _SECRET = re.compile(r"[?&;#][^=&;#]*(passw|pwd|token|secret|credential|(?<!ssl)
 """A parameter of an address that holds a secret; `sslkey` and `ssl_key` name files."""
 
 
-def check(config: Config) -> list[str]:
+def check(config: Config, typed: Sequence[str] = ()) -> list[str]:
     """Check every relation.
+
+    Args:
+        config: the resolved config.
+        typed: flags and overrides as the user typed them.
 
     Returns:
         Warnings: what runs, but may not be meant.
@@ -44,7 +49,8 @@ def check(config: Config) -> list[str]:
     check_env(config)
     check_cluster(config)
     _check_tracking(config)
-    return list(_warnings(config))
+    keys = {override.partition("=")[0].lstrip("+") for override in typed if "=" in override}
+    return [*check_unread(config, keys), *_warnings(config)]
 
 
 def _check_tracking(config: Config) -> None:

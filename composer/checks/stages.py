@@ -88,6 +88,12 @@ def check_phases(config: Config) -> None:
             f"must be less than the phase's {steps} steps (tokens / batch_size / seq_len)",
         )
         require(bool(phase.sources), f"{key}.sources", {}, "a phase needs at least one source")
+        require(
+            phase.kind is PhaseKind.pretrain or len(phase.sources) == 1,
+            f"{key}.sources",
+            list(phase.sources),
+            "all sessions are one pool (mix.sessions): keep one source",
+        )
         for source_name, source in phase.sources.items():
             _check_source(f"{key}.sources.{source_name}", source, phase.kind)
     require(
@@ -95,6 +101,10 @@ def check_phases(config: Config) -> None:
         "mix.codebase.kind",
         config.mix.codebase.kind.value,
         "the codebase is held-out text: use files, jsonl, stdlib_code or stdlib_prose",
+    )
+    weight = config.mix.codebase.weight
+    require(
+        weight == 1, "mix.codebase.weight", weight, "nothing reads it, since the codebase is in no mix: leave it at 1"
     )
     _check_source("mix.codebase", config.mix.codebase, PhaseKind.pretrain)
 
@@ -112,9 +122,6 @@ def _check_source(key: str, source: SourceConfig, kind: PhaseKind) -> None:
     if source.kind in (SourceKind.files, SourceKind.jsonl):
         what = "a folder" if source.kind is SourceKind.files else "a file of JSON lines"
         require(bool(source.path), f"{key}.path", source.path, f"kind {source.kind.value} needs {what}: give its path")
-    else:
-        unread = f"nothing reads it for kind {source.kind.value}: remove it, or use kind files or jsonl"
-        require(source.path is None, f"{key}.path", source.path, unread)
 
 
 def check_rl(config: Config) -> None:

@@ -1,0 +1,144 @@
+"""Keys that nothing reads, because another key chose something that has no use for them.
+
+Whoever sets such a key believes that it does something: it is refused, unless it has its default. A choice that only
+switches something off (a constant schedule, no length penalty) may leave the keys behind it as a group's file says, so
+that one override or a sweep can flip it: the plan then notes that they are not read. Pure.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from composer.errors import ConfigError
+from composer.schema import (
+    Accelerator,
+    AlgorithmConfig,
+    Config,
+    Family,
+    LengthPenaltyConfig,
+    LossKind,
+    ModelConfig,
+    PhaseConfig,
+    Schedule,
+    SourceConfig,
+    SourceKind,
+)
+
+
+@dataclass(frozen=True)
+class _Unread:
+    """While `key` is `value`, nothing reads `keys`: dotted, below the config class that the table names."""
+
+    key: str
+    value: object
+    keys: tuple[str, ...]
+    is_switch: bool = False
+
+
+_MLA = ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+_YARN = ("rope_original_context", "rope_beta_fast")
+_SOURCE = ("path", "pattern", "text_field")
+_PENALTY = ("k", "q", "generated_tokens", "tool_output_tokens", "tool_calls", "turns")
+_CONSTANT = _Unread("schedule", Schedule.constant, ("min_learning_rate_ratio",), is_switch=True)
+_TABLE: dict[type, tuple[_Unread, ...]] = {
+    Config: (
+        _Unread(
+            "parallel.accelerator",
+            Accelerator.cpu,
+            ("parallel.gpus_per_node", "parallel.gpu_memory_bytes", "generator.gpu_memory_utilization"),
+        ),
+    ),
+    ModelConfig: (
+        _Unread("family", Family.qwen3_moe, (*_MLA, "dense_ffn_size", "router_groups_used", *_YARN)),
+        _Unread("num_dense_layers", 0, ("dense_ffn_size",)),
+        _Unread("rope_factor", 1.0, _YARN),
+    ),
+    PhaseConfig: (_CONSTANT,),
+    SourceConfig: (
+        _Unread("kind", SourceKind.stdlib_code, _SOURCE),
+        _Unread("kind", SourceKind.stdlib_prose, _SOURCE),
+        _Unread("kind", SourceKind.files, ("text_field",)),
+        _Unread("kind", SourceKind.jsonl, ("pattern",)),
+        _Unread("kind", SourceKind.sessions, (*_SOURCE, "weight")),
+    ),
+    AlgorithmConfig: (
+        _Unread("loss", LossKind.clipped, ("importance_cap",)),
+        _Unread("loss", LossKind.cispo, ("clip_low", "clip_high")),
+        _CONSTANT,
+    ),
+    LengthPenaltyConfig: (_Unread("coefficient", 0.0, _PENALTY, is_switch=True),),
+}
+
+
+def check_unread(config: Config, typed: Collection[str] = ()) -> list[str]:
+    """Look at every choice of a config.
+
+    Args:
+        config: the config.
+        typed: the dotted keys that were given on the command line. One that is behind a switch was meant to do
+            something, unless the switch was given too.
+
+    Returns:
+        Warnings: keys behind a switch that is off.
+
+    Raises:
+        ConfigError: the first key that nothing reads and that does not have its default.
+    """
+    warnings = []
+    for prefix, node in _nodes(config, ""):
+        for rule in _TABLE.get(type(node), ()):
+            if _value(node, rule.key) != rule.value:
+                continue
+            for key in rule.keys:
+                value, default = _value(node, key), _default(node, key)
+                if value == default:
+                    continue
+                full, remedy = f"{prefix}{key}", f"nothing reads it {_reason(type(node), prefix, rule, key)}"
+                if rule.is_switch and not (full in typed and f"{prefix}{rule.key}" not in typed):
+                    warnings.append(f"{full}={_plain(value)}: {remedy}")
+                else:
+                    raise ConfigError(full, _plain(value), f"{remedy}: leave it at {_plain(default)}")
+    return warnings
+
+
+def _nodes(node: Any, prefix: str) -> Iterator[tuple[str, Any]]:
+    """(dotted key with a last dot, config) of a config and all inside it."""
+    yield prefix, node
+    inside = node if isinstance(node, dict) else {f.name: getattr(node, f.name) for f in dataclasses.fields(node)}
+    for name, value in inside.items():
+        if dataclasses.is_dataclass(value) or isinstance(value, dict):
+            yield from _nodes(value, f"{prefix}{name}.")
+
+
+def _value(node: Any, key: str) -> Any:
+    for name in key.split("."):
+        node = getattr(node, name)
+    return node
+
+
+def _default(node: Any, key: str) -> Any:
+    parent, _, name = key.rpartition(".")
+    owner = _value(node, parent) if parent else node
+    [field] = [f for f in dataclasses.fields(owner) if f.name == name]
+    return field.default
+
+
+def _reason(cls: type, prefix: str, rule: _Unread, key: str) -> str:
+    """While which key is what; and, of a choice between several, with which the key is read."""
+    words = f"while {prefix}{rule.key} is {f'{rule.value:g}' if isinstance(rule.value, float) else rule.value}"
+    if isinstance(rule.value, Enum):
+        unread = [r.value for r in _TABLE[cls] if r.key == rule.key and key in r.keys]
+        readers = [choice.value for choice in type(rule.value) if choice not in unread]
+        words += f" (only with {' or '.join(readers)})" if readers else ""
+    return words
+
+
+def _plain(value: Any) -> Any:
+    """A value as it is typed."""
+    if isinstance(value, Enum):
+        return value.value
+    return "null" if value is None else value
