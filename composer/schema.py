@@ -321,7 +321,7 @@ class AlgorithmConfig:
     max_grad_norm: float = number(1.0, above=0, maximum=LARGE)
     """The gradient's global norm is clipped to this."""
     temperature: float = number(1.0, 0.01, 2)
-    """Of sampling in training episodes; vLLM takes no other."""
+    """Of sampling in training episodes, and of the probabilities in loss and KL penalty; vLLM takes no other."""
     advantage: AdvantageKind = AdvantageKind.mean_centered
     """From the rewards of a group."""
     loss: LossKind = LossKind.clipped

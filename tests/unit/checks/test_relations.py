@@ -145,7 +145,8 @@ def test_the_recipes_hold(overrides: list[str]) -> None:
         (["+experiment=composer2", "parallel.data_parallel_shard=8", "mix.phases.extension_256k.batch_size=8"],
          "parallel.data_parallel_shard", "weights, reference, gradients and optimizer take 321 GB"),
         (["+experiment=composer2", "parallel.data_parallel_shard=8", "mix.phases.extension_256k.batch_size=8",
-          "algorithm.kl_coefficient=0.0"], "parallel.data_parallel_shard", "weights, gradients and optimizer take 257 GB"),
+          "algorithm.kl_coefficient=0.0"],
+         "parallel.data_parallel_shard", "weights, gradients and optimizer take 257 GB"),
         (["+experiment=composer2", "generator.tensor_parallel=16"], "generator.kv_cache_bytes", "raise generator."),
     ],
 )  # fmt: skip
