@@ -24,9 +24,11 @@ SYNC = WeightSyncConfig(verify_tolerance=10.0)  # random weights in bfloat16 are
 
 def test_versions_in_bfloat16_load_like_those_in_float32(tmp_path: Path) -> None:
     a, plain = deepseek_v3(tmp_path / "a", seed=0), deepseek_v3(tmp_path / "plain", seed=1)
-    name = "model.layers.1.mlp.gate.e_score_correction_bias"
-    bias = torch.linspace(0.1, 0.3, 8) + torch.rand(8) * 1e-4  # decides between experts, and bfloat16 cannot hold it
-    b = mixed(tmp_path / "b", plain, {name: bias})
+    gate = "model.layers.1.mlp.gate."
+    # All experts have one score, so that the bias alone decides between them; in bfloat16 it would be 0.2 for all.
+    scores = weights(plain)[gate + "weight"][:1].repeat(8, 1)
+    bias = 0.2 + 1e-4 * torch.arange(8)
+    b = mixed(tmp_path / "b", plain, {gate + "weight": scores, gate + "e_score_correction_bias": bias})
     store = VersionStore.create(tmp_path / "store")
     sizes: list[int] = []
 
