@@ -59,7 +59,7 @@ def train(model: ModelConfig, parallel: ParallelConfig, folder: Path) -> float:
         (with_model(hidden_size=66), ParallelConfig(), "model.hidden_size", "16 bytes"),
         (
             with_model(hidden_size=68),
-            ParallelConfig(data_parallel_shard=2, param_dtype=Dtype.bfloat16),
+            ParallelConfig(param_dtype=Dtype.bfloat16),
             "model.hidden_size",
             "16 bytes",
         ),
