@@ -13,6 +13,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+NO_LABEL = -100
+"""The label of a position from which nothing is learned; what torch's and torchtitan's cross-entropy ignore."""
+
 
 class Split(StrEnum):
     """Which pool a task comes from. Pools never share a task."""

@@ -18,8 +18,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
-NO_LABEL = -100
-"""The label of a position that predicts nothing; torchtitan's `IGNORE_INDEX` and torch's default."""
+from composer.types import NO_LABEL
+
 _BLOCK = 2**25
 """Numbers of a block of rows: 128 MiB in float32."""
 

@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor, Replicate
 from torch.utils.weak import WeakTensorKeyDictionary
 from torchtitan.components.optimizer import register_moe_load_balancing_hook
 
-from composer.models.logits import NO_LABEL
+from composer.types import NO_LABEL
 
 _padding = WeakTensorKeyDictionary()
 """The positions of a batch -> where it is padding. Every block is given the positions, also when it is computed again

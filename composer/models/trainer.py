@@ -23,12 +23,9 @@ from torchtitan.trainer import Trainer
 from composer.errors import ResumeError, TrainingError
 from composer.models import titan
 from composer.models.components import CollectLogProbs, JsonState
-from composer.models.logits import NO_LABEL, label_log_probs
+from composer.models.logits import label_log_probs
 from composer.models.titan_experts import mark_padding, without_loss
-
-NO_LOSS = NO_LABEL
-"""The label of a token that is not trained on."""
-
+from composer.types import NO_LABEL
 
 _PADDING = "padding"
 """Under this name the tokens that count as no expert load travel to `post_dataloading_process`."""
@@ -44,7 +41,7 @@ class Microbatch:
     tokens: torch.Tensor
     """int64 token ids."""
     labels: torch.Tensor
-    """int64, the id that should follow each token; `NO_LOSS` where none is trained on."""
+    """int64, the id that should follow each token; `NO_LABEL` where none is trained on."""
     positions: torch.Tensor
     """int64, counted from 0 in each document; tokens see only their own document."""
     extras: dict[str, torch.Tensor] = field(default_factory=dict)
@@ -200,7 +197,7 @@ class TitanTrainer(Trainer):
                 torch.distributed.all_reduce(total, group=self.parallel_dims.get_mesh("cp").get_group())
         else:
             for batch in microbatches:
-                total += torch.stack([-self.score(batch).sum(), (batch.labels != NO_LOSS).sum().to(self.device)])
+                total += torch.stack([-self.score(batch).sum(), (batch.labels != NO_LABEL).sum().to(self.device)])
         total = self.add_over_data_ranks(total)
         return float(total[0] / total[1])
 
@@ -228,7 +225,7 @@ class TitanTrainer(Trainer):
                 part.train()
         if not self.pp_has_last_stage:
             return torch.zeros(2, dtype=torch.float64, device=self.device)
-        counts = [(t != NO_LOSS).sum().to(self.device) for t in targets]
+        counts = [(t != NO_LABEL).sum().to(self.device) for t in targets]
         return torch.stack([torch.stack(losses).sum().double(), torch.stack(counts).sum().double()])
 
     @torch.no_grad()
@@ -242,7 +239,7 @@ class TitanTrainer(Trainer):
             temperature: the logits are divided by it first.
 
         Returns:
-            float32 [B, L]; 0 where the label is `NO_LOSS`.
+            float32 [B, L]; 0 where the label is `NO_LABEL`.
         """
         padded = _pad_rows(batch, self.parallel_dims.tp)
         tokens, labels, kwargs = self._on_device(padded)
@@ -369,7 +366,7 @@ def _pad_rows(batch: Microbatch, multiple: int) -> Microbatch:
     def repeat(rows: torch.Tensor) -> torch.Tensor:
         return torch.cat([rows, rows[-1:].expand(missing, -1)])
 
-    labels = torch.cat([batch.labels, torch.full_like(batch.labels[-1:], NO_LOSS).expand(missing, -1)])
+    labels = torch.cat([batch.labels, torch.full_like(batch.labels[-1:], NO_LABEL).expand(missing, -1)])
     return Microbatch(
         repeat(batch.tokens),
         labels,

@@ -1,6 +1,6 @@
 """Documents and sessions into rows of fixed length. Pure: lists of ints, no torch.
 
-A row holds tokens, labels (the id that follows each token; `NO_LOSS` where there is nothing to learn) and positions
+A row holds tokens, labels (the id that follows each token; `NO_LABEL` where there is nothing to learn) and positions
 (from 0 in each document). Attention stays inside a document because positions restart there.
 """
 
@@ -10,8 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-NO_LOSS = -100
-"""The label that cross-entropy ignores; `composer.models.trainer.NO_LOSS` is the same number."""
+from composer.types import NO_LABEL
 
 
 @dataclass(frozen=True)
@@ -25,7 +24,7 @@ class Row:
     @property
     def num_labels(self) -> int:
         """Tokens of the row from which something is learned."""
-        return len(self.labels) - self.labels.count(NO_LOSS)
+        return len(self.labels) - self.labels.count(NO_LABEL)
 
 
 @dataclass(frozen=True)
@@ -58,7 +57,7 @@ class DocumentPacker:
     def add(self, document: Sequence[int]) -> list[Row]:
         """Append a document; returns the rows that are full now."""
         self._tokens += document
-        self._labels += [*document[1:], NO_LOSS]
+        self._labels += [*document[1:], NO_LABEL]
         self._positions += range(len(document))
         rows = []
         while len(self._tokens) >= self._length:
@@ -119,13 +118,15 @@ def _session_row(sessions: Sequence[Session], length: int, pad_id: int) -> Row:
     for session in sessions:
         ids, mask = session.token_ids, session.loss_mask
         tokens += ids
-        labels += [i if m else NO_LOSS for i, m in zip(ids[1:], mask[1:], strict=True)] + [NO_LOSS]
+        labels += [i if m else NO_LABEL for i, m in zip(ids[1:], mask[1:], strict=True)] + [NO_LABEL]
         positions += range(len(ids))
     padding = length - len(tokens)
     last = positions[-1] + 1
-    return Row(tokens + [pad_id] * padding, labels + [NO_LOSS] * padding, positions + list(range(last, last + padding)))
+    return Row(
+        tokens + [pad_id] * padding, labels + [NO_LABEL] * padding, positions + list(range(last, last + padding))
+    )
 
 
 def empty_row(length: int, pad_id: int = 0) -> Row:
     """A row with nothing to learn, for a rank that would otherwise have none."""
-    return Row([pad_id] * length, [NO_LOSS] * length, list(range(length)))
+    return Row([pad_id] * length, [NO_LABEL] * length, list(range(length)))

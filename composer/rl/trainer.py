@@ -15,10 +15,11 @@ from torchtitan.components.loss import BaseLoss
 from composer.models.huggingface import export
 from composer.models.logits import log_probs_and_entropy
 from composer.models.settings import TrainSettings, trainer_config
-from composer.models.trainer import NO_LOSS, Microbatch
+from composer.models.trainer import Microbatch
 from composer.rl.loss import policy_loss
 from composer.rl.packing import PackedRows, pack_to_score
 from composer.schema import AlgorithmConfig, ModelConfig, ParallelConfig
+from composer.types import NO_LABEL
 
 
 class PolicyLoss(BaseLoss):
@@ -48,7 +49,7 @@ class PolicyLoss(BaseLoss):
 
         Args:
             pred: [B, L, V] logits; torchtitan brings those of a large vocabulary a piece of the sequence at a time.
-            labels: [B, L], `NO_LOSS` at tokens that the policy did not generate.
+            labels: [B, L], `NO_LABEL` at tokens that the policy did not generate.
             global_valid_tokens: generated tokens of the step, over all ranks and microbatches.
             positions: unused; every torchtitan loss is given them.
             sampler_log_probs: [B, L].
@@ -58,7 +59,7 @@ class PolicyLoss(BaseLoss):
             pred, labels, self.algorithm.temperature, entropy_has_gradient=self.algorithm.entropy_coefficient > 0
         )
         loss, diagnostics = policy_loss(
-            log_probs, entropy, sampler_log_probs, advantages, labels != NO_LOSS, global_valid_tokens, self.algorithm
+            log_probs, entropy, sampler_log_probs, advantages, labels != NO_LABEL, global_valid_tokens, self.algorithm
         )
         return loss, {f"{name}/mean": value for name, value in diagnostics.items()}
 
@@ -123,7 +124,7 @@ class PolicyTrainer:
         length = len(token_ids) - 1
         padded = -(-length // self.sequence_multiple) * self.sequence_multiple
         tokens = torch.zeros(1, padded, dtype=torch.int64)
-        labels = torch.full_like(tokens, NO_LOSS)
+        labels = torch.full_like(tokens, NO_LABEL)
         tokens[0, :length], labels[0, :length] = torch.tensor(token_ids[:-1]), torch.tensor(token_ids[1:])
         positions = torch.arange(padded)[None]
         return self._trainer.score(Microbatch(tokens, labels, positions))[0, :length].tolist()

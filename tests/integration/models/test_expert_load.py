@@ -10,8 +10,9 @@ import torch
 
 from composer.models.huggingface import export
 from composer.models.titan_experts import without_loss
-from composer.models.trainer import NO_LOSS, Microbatch, TitanTrainer
+from composer.models.trainer import Microbatch, TitanTrainer
 from composer.schema import ModelConfig, ParallelConfig
+from composer.types import NO_LABEL
 from tests.integration.models.ranks import run_ranks
 from tests.integration.models.small import DEEPSEEK, QWEN, batch, build
 
@@ -33,7 +34,7 @@ def padded(own_document: bool) -> Microbatch:
         missing = ROW - document.tokens.shape[1]
         filled = [
             torch.nn.functional.pad(x, (0, missing), value=v)
-            for x, v in ((document.tokens, 0), (document.labels, NO_LOSS))
+            for x, v in ((document.tokens, 0), (document.labels, NO_LABEL))
         ]
         start = 0 if own_document else ROW - missing
         rows.append((*filled, torch.cat([document.positions, torch.arange(start, start + missing)[None]], dim=1)))

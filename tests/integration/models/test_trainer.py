@@ -12,8 +12,9 @@ from torchtitan.components.loss import BaseLoss, compute_logprobs
 
 from composer.errors import ResumeError, TrainingError
 from composer.models.settings import TrainSettings, trainer_config
-from composer.models.trainer import NO_LOSS, Microbatch
+from composer.models.trainer import Microbatch
 from composer.schema import ModelConfig, ParallelConfig, Schedule
+from composer.types import NO_LABEL
 from tests.integration.models.small import DEEPSEEK, QWEN, batch, build
 
 pytestmark = pytest.mark.usefixtures("one_process")
@@ -100,7 +101,7 @@ def test_packed_documents_do_not_see_each_other(model: ModelConfig, tmp_path: Pa
 def test_padding_and_prompts_do_not_count(tmp_path: Path) -> None:
     data = batch(3, rows=2, length=16)
     padded = Microbatch(
-        *(torch.nn.functional.pad(x, (0, 8), value=v) for x, v in ((data.tokens, 0), (data.labels, NO_LOSS))),
+        *(torch.nn.functional.pad(x, (0, 8), value=v) for x, v in ((data.tokens, 0), (data.labels, NO_LABEL))),
         torch.arange(24).expand(2, 24).contiguous(),
     )
     trainer = build(QWEN, tmp_path)

@@ -5,7 +5,8 @@ import torch
 from torch import Tensor
 
 from composer.models import logits as module
-from composer.models.logits import NO_LABEL, label_log_probs, log_probs_and_entropy
+from composer.models.logits import label_log_probs, log_probs_and_entropy
+from composer.types import NO_LABEL
 
 VOCABULARY = 50
 LABELS = torch.tensor([[3, NO_LABEL, 0, 49], [NO_LABEL, 7, 7, 1]])

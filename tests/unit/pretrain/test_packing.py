@@ -5,9 +5,10 @@ import random
 import pytest
 
 from composer.pretrain.batches import SessionBatches, rows_of_rank
-from composer.pretrain.packing import NO_LOSS, DocumentPacker, Row, Session, empty_row, pack_sessions
+from composer.pretrain.packing import DocumentPacker, Row, Session, empty_row, pack_sessions
+from composer.types import NO_LABEL
 
-X = NO_LOSS
+X = NO_LABEL
 
 
 def test_documents_by_hand() -> None:

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from composer.rl.packing import IGNORE_INDEX, attention_cost, pack, pack_to_score
-from composer.types import Sample
+from composer.rl.packing import attention_cost, pack, pack_to_score
+from composer.types import NO_LABEL, Sample
 
 
 def sample(length, start=0, group="g", version=0):
@@ -19,7 +19,7 @@ def sample(length, start=0, group="g", version=0):
 def test_one_sample_is_shifted_by_one():
     [[rows]] = pack([sample(4)], 1, 64, pad_id=0, multiple_of=4)
     assert rows.tokens.tolist() == [[1, 2, 3, 0]]
-    assert rows.labels.tolist() == [[IGNORE_INDEX, 3, 4, IGNORE_INDEX]]
+    assert rows.labels.tolist() == [[NO_LABEL, 3, 4, NO_LABEL]]
     assert rows.positions.tolist() == [[0, 1, 2, 0]]
     assert rows.sampler_log_probs.tolist() == [[0.0, -2.0, -3.0, 0.0]]
     assert rows.advantages.tolist() == [[0.0, 0.5, 0.5, 0.0]]
@@ -64,7 +64,7 @@ def test_nothing_is_lost_and_all_ranks_meet_in_the_same_shapes(lengths, num_rank
 def test_sequences_to_score_are_shifted_by_one_and_their_targets_numbered():
     [rows] = pack_to_score([[1, 2, 3], [7, 8, 9, 4, 5, 6]], 0, 1, 64, pad_id=0, multiple_of=4)
     assert rows.tokens.tolist() == [[7, 8, 9, 4, 5, 1, 2, 0]]
-    assert rows.labels.tolist() == [[8, 9, 4, 5, 6, 2, 3, IGNORE_INDEX]]
+    assert rows.labels.tolist() == [[8, 9, 4, 5, 6, 2, 3, NO_LABEL]]
     assert rows.positions.tolist() == [[0, 1, 2, 3, 4, 0, 1, 0]]
     assert rows.targets.tolist() == [[2, 3, 4, 5, 6, 0, 1, -1]]
 
