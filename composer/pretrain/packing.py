@@ -122,9 +122,8 @@ def _session_row(sessions: Sequence[Session], length: int, pad_id: int) -> Row:
         positions += range(len(ids))
     padding = length - len(tokens)
     last = positions[-1] + 1
-    return Row(
-        tokens + [pad_id] * padding, labels + [NO_LABEL] * padding, positions + list(range(last, last + padding))
-    )
+    ends = range(last, last + padding)
+    return Row(tokens + [pad_id] * padding, labels + [NO_LABEL] * padding, positions + list(ends))
 
 
 def empty_row(length: int, pad_id: int = 0) -> Row:
