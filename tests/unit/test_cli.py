@@ -526,7 +526,7 @@ def test_values_without_a_sweep_are_answered(runs: list[Any], capsys: pytest.Cap
 def test_experiments_can_be_swept(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "-m", "+experiment=composer1,composer2"]) == 0
     out = capsys.readouterr().out
-    assert "qwen3_30b_a3b-composer2" in out and "kimi_k2_5-composer2" in out
+    assert "qwen3_30b_a3b-micro-composer2" in out and "kimi_k2_5-composer2-micro" in out
 
 
 @pytest.mark.parametrize(
