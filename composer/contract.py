@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from socket import socket
 from typing import Any, Protocol, runtime_checkable
 
 from composer.types import Split, Task, ToolCall, Trajectory
@@ -94,8 +95,17 @@ class Sandbox(Protocol):
         stdin: bytes = b"",
         env: Mapping[str, str] | None = None,
         timeout_s: float | None = None,
+        channel: socket | None = None,
     ) -> ExecResult:
         """Run one program, without a shell, in a fresh process in `workdir`.
+
+        Args:
+            argv: the program and its arguments.
+            stdin: what it can read.
+            env: variables on top of the sandbox's own.
+            timeout_s: wall time; None: `exec_timeout_s` of the limits.
+            channel: a connected stream socket that becomes its standard input and output, in place of `stdin`; only
+                standard error is then in the result's `output`. It is closed here when the program has it.
 
         Raises:
             SandboxError: the sandbox is gone or does not answer.

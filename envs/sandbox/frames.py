@@ -1,13 +1,14 @@
 """Messages between the backend, the fork server and the supervisors: a JSON header and raw bytes.
 
 A frame is two big-endian u32 (length of the header, length of the body), the header in JSON, and the body. Bytes
-travel only in the body; text in headers is what `json` escapes, lone surrogates of file names included.
+travel only in the body; text in headers is what `json` escapes, lone surrogates of file names included. A file
+descriptor may travel with a frame's first bytes.
 """
 
 from __future__ import annotations
 
-import asyncio
 import json
+import os
 import socket
 import struct
 from typing import Any
@@ -44,25 +45,47 @@ def receive_exactly(sock: socket.socket, num_bytes: int) -> bytes:
     return bytes(chunks)
 
 
-def receive(sock: socket.socket) -> tuple[dict[str, Any], bytes]:
+def receive(sock: socket.socket) -> tuple[dict[str, Any], bytes, int]:
     """Read one frame from a blocking socket.
 
+    Returns:
+        Header, body, and the file descriptor that came along, which no other program inherits; -1 if none did.
+
     Raises:
         ConnectionError: the other side hung up.
     """
-    header, body = _lengths(receive_exactly(sock, _LENGTHS.size))
+    start, fds, _, _ = socket.recv_fds(sock, _LENGTHS.size, 1)
+    if not start:
+        raise ConnectionError("the other side hung up")
+    for fd in fds:
+        os.set_inheritable(fd, False)
+    header, body = _lengths(start + receive_exactly(sock, _LENGTHS.size - len(start)))
     raw = receive_exactly(sock, header + body)
-    return json.loads(raw[:header]), raw[header:]
+    return json.loads(raw[:header]), raw[header:], fds[0] if fds else -1
 
 
-async def exchange(sock: socket.socket, header: dict[str, Any], body: bytes = b"") -> tuple[dict[str, Any], bytes]:
+async def exchange(
+    sock: socket.socket, header: dict[str, Any], body: bytes = b"", fd: int = -1
+) -> tuple[dict[str, Any], bytes]:
     """Send one frame over a non-blocking socket and wait for one frame back.
 
+    Args:
+        sock: nothing of an earlier exchange is in flight on it.
+        header: what `json` can write.
+        body: raw bytes.
+        fd: a file descriptor to send along; -1: none. The caller may close it afterwards.
+
     Raises:
         ConnectionError: the other side hung up.
     """
+    import asyncio  # here, since it would take a third of the fork server's memory
+
     loop = asyncio.get_running_loop()
-    await loop.sock_sendall(sock, pack(header, body))
+    data = pack(header, body)
+    if fd >= 0:
+        # The socket's buffer is empty, so this does not block.
+        data = data[socket.send_fds(sock, [data[: _LENGTHS.size]], [fd]) :]
+    await loop.sock_sendall(sock, data)
     return await receive_async(sock)
 
 
@@ -72,6 +95,8 @@ async def receive_async(sock: socket.socket) -> tuple[dict[str, Any], bytes]:
     Raises:
         ConnectionError: the other side hung up.
     """
+    import asyncio
+
     loop = asyncio.get_running_loop()
     raw = bytearray()
     wanted, lengths = _LENGTHS.size, None

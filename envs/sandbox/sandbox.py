@@ -81,15 +81,18 @@ class BubblewrapSandbox:
         stdin: bytes = b"",
         env: Mapping[str, str] | None = None,
         timeout_s: float | None = None,
+        channel: socket.socket | None = None,
     ) -> ExecResult:
-        """Run one program, without a shell, in a fresh process in `workdir`.
+        """Run one program, without a shell, in a fresh process in `workdir`; see `composer.contract.Sandbox`.
 
         `python3 -m pytest ...` is answered by a fork of a process that has imported pytest already (warm.py).
 
         Raises:
             SandboxError: the sandbox is gone or does not answer.
         """
-        return await self._command({"op": "exec", "argv": list(argv), "env": dict(env or {})}, stdin, timeout_s)
+        request = {"op": "exec", "argv": list(argv), "env": dict(env or {})}
+        with channel or contextlib.nullcontext():
+            return await self._command(request, stdin, timeout_s, -1 if channel is None else channel.fileno())
 
     async def read(self, path: str, max_bytes: int = 2**20) -> bytes:
         """Read a file (at most `max_bytes` of it) as the sandbox's user.
@@ -202,10 +205,10 @@ class BubblewrapSandbox:
             async with asyncio.timeout(timeout_s):
                 await future
 
-    async def _command(self, request: dict[str, Any], body: bytes, timeout_s: float | None) -> ExecResult:
+    async def _command(self, request: dict[str, Any], body: bytes, timeout_s: float | None, fd: int = -1) -> ExecResult:
         timeout = self._limits.exec_timeout_s if timeout_s is None else timeout_s
         began = time.monotonic()
-        answer, output = await self._ask(request | {"timeout_s": timeout}, body, timeout)
+        answer, output = await self._ask(request | {"timeout_s": timeout}, body, timeout, fd)
         if number := answer.get("errno"):
             raise SandboxError(f"sandbox {self.id} could not run a command: {os.strerror(number)}")
         return ExecResult(
@@ -213,12 +216,12 @@ class BubblewrapSandbox:
         )
 
     async def _ask(
-        self, request: dict[str, Any], body: bytes = b"", timeout_s: float = 0.0
+        self, request: dict[str, Any], body: bytes = b"", timeout_s: float = 0.0, fd: int = -1
     ) -> tuple[dict[str, Any], bytes]:
         self._check()
         try:
             async with asyncio.timeout(timeout_s + _ANSWER_S):
-                return await self._exchange(request, body)
+                return await self._exchange(request, body, fd)
         except TimeoutError as e:
             self._lost = f"it did not answer {request['op']!r} within {timeout_s + _ANSWER_S:g} s"
             raise self._gone() from e
@@ -230,10 +233,10 @@ class BubblewrapSandbox:
             self._lost = f"a call of {request['op']!r} was cancelled"
             raise
 
-    async def _exchange(self, request: dict[str, Any], body: bytes) -> tuple[dict[str, Any], bytes]:
+    async def _exchange(self, request: dict[str, Any], body: bytes, fd: int = -1) -> tuple[dict[str, Any], bytes]:
         self._is_busy = True
         try:
-            return await frames.exchange(self._channel, request, body)
+            return await frames.exchange(self._channel, request, body, fd)
         finally:
             self._is_busy = False
             if self._reason:

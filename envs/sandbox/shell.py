@@ -103,7 +103,9 @@ class Inside:
     """Looks at the memory, where the kernel does not see to that."""
 
 
-def spawn(inside: Inside, run: Callable[[], None], stdin: int, output: int, directory: str) -> int:
+def spawn(
+    inside: Inside, run: Callable[[], None], stdin: int, output: int, directory: str, stdout: int | None = None
+) -> int:
     """Fork a child in the sandbox, in a session of its own, that calls `run` and exits.
 
     Args:
@@ -112,6 +114,7 @@ def spawn(inside: Inside, run: Callable[[], None], stdin: int, output: int, dire
         stdin: file descriptor that becomes 0.
         output: file descriptor that becomes 1 and 2.
         directory: where the child starts.
+        stdout: file descriptor that becomes 1 instead.
 
     Raises:
         OSError: no more processes may be made.
@@ -123,7 +126,7 @@ def spawn(inside: Inside, run: Callable[[], None], stdin: int, output: int, dire
     try:
         os.setsid()
         os.dup2(stdin, 0)
-        os.dup2(output, 1)
+        os.dup2(output if stdout is None else stdout, 1)
         os.dup2(output, 2)
         for number in range(1, signal.NSIG):
             with contextlib.suppress(OSError, ValueError):
@@ -262,14 +265,28 @@ class _Watch:
         return Result(code, self._buffer.value(), self.timed_out, self._buffer.truncated)
 
 
-def run_program(inside: Inside, run: Callable[[], None], stdin: bytes, timeout_s: float, cap: int) -> Result:
-    """Run one program to its end. Processes that it leaves behind stay, unless the deadline passed."""
+def run_program(
+    inside: Inside, run: Callable[[], None], stdin: bytes, timeout_s: float, cap: int, channel: int = -1
+) -> Result:
+    """Run one program to its end. Processes that it leaves behind stay, unless the deadline passed.
+
+    Args:
+        inside: the sandbox.
+        run: as of `spawn`.
+        stdin: what the program can read.
+        timeout_s: at this deadline it is killed with everything that it started.
+        cap: bytes of output to keep.
+        channel: file descriptor that becomes 0 and 1 instead, if it is not -1; it is closed here.
+    """
     keep = inside.members()
     read_end, write_end = os.pipe2(os.O_CLOEXEC)
     os.set_blocking(read_end, False)
-    stdin_read, stdin_write = os.pipe2(os.O_CLOEXEC) if stdin else (os.open("/dev/null", os.O_RDONLY), -1)
+    if channel >= 0:
+        stdin, stdin_read, stdin_write = b"", channel, -1
+    else:
+        stdin_read, stdin_write = os.pipe2(os.O_CLOEXEC) if stdin else (os.open("/dev/null", os.O_RDONLY), -1)
     try:
-        pid = spawn(inside, run, stdin_read, write_end, inside.workdir)
+        pid = spawn(inside, run, stdin_read, write_end, inside.workdir, channel if channel >= 0 else None)
     except OSError as e:
         for fd in (read_end, write_end, stdin_read, *([stdin_write] if stdin else ())):
             os.close(fd)

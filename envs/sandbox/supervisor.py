@@ -162,9 +162,9 @@ class Supervisor:
         while True:
             if self._inside.memory is not None:
                 self._watch_background(channel, self._inside.memory)
-            request, body = frames.receive(channel)
+            request, body, fd = frames.receive(channel)
             try:
-                answer, payload = self._operations[request["op"]](request, body)
+                answer, payload = self._operations[request["op"]](request | {"channel": fd}, body)
             except OSError as e:
                 answer, payload = {"errno": e.errno or errno.EIO, "path": os.fsdecode(e.filename or "")}, b""
             except ValueError as e:
@@ -210,12 +210,11 @@ class Supervisor:
 
         def start() -> None:
             if self._assignment.warm and warm.serves(argv, extra):
-                warm.run(argv[3:], environment)
+                warm.run(argv[2], argv[3:], environment)
             execute(argv, environment)
 
-        return _answer(
-            run_program(self._inside, start, body, request["timeout_s"], self._assignment.limits["output_bytes"])
-        )
+        cap = self._assignment.limits["output_bytes"]
+        return _answer(run_program(self._inside, start, body, request["timeout_s"], cap, request["channel"]))
 
     def _read(self, request: dict[str, Any], body: bytes) -> tuple[dict[str, Any], bytes]:
         return {}, _read_file(self._path(request["path"]), request["max_bytes"], 0)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import socket
 import time
 from collections.abc import Callable, Iterator
 
 import pytest
 
-from composer.contract import SandboxLimits
+from composer.contract import ExecResult, SandboxLimits
 from composer.errors import SandboxError
 from envs.sandbox.bubblewrap import BubblewrapBackend
 from envs.sandbox.sandbox import BubblewrapSandbox
@@ -197,6 +198,59 @@ def test_links_lead_nowhere_but_into_the_sandbox(sandbox: BubblewrapSandbox, run
     # Links are not followed when files are collected, inside the working directory either.
     run(sandbox.shell("rm -rf *; mkdir d; echo 1 > d/f; ln -s d e; ln -s d/f g; ln -s /etc h"))
     assert run(sandbox.files()) == {"d/f": b"1\n"}
+
+
+def test_programs_of_two_sandboxes_talk_through_a_channel(backend: BubblewrapBackend, run: Callable) -> None:
+    """Their standard input and output are the two ends; standard error is output; no other descriptor is open."""
+    asks = 'read -r; echo "$REPLY?"; read -r; echo "heard $REPLY" >&2; ls /proc/self/fd >&2; exit 3'
+    answers = "echo ready; read -r; echo 'yes: '\"$REPLY\"; cat; echo gone >&2"
+
+    async def talk() -> list[ExecResult]:
+        one, two = [await backend.start({}, LIMITS) for _ in range(2)]
+        ours, theirs = socket.socketpair()
+        results = await asyncio.gather(
+            one.exec(["bash", "-c", asks], channel=ours), two.exec(["bash", "-c", answers], channel=theirs)
+        )
+        assert ours.fileno() == theirs.fileno() == -1
+        # The next program has the usual streams again.
+        assert (await one.exec(["cat"], stdin=b"plain")).output == b"plain"
+        await one.stop()
+        await two.stop()
+        with pytest.raises(SandboxError):
+            ours, theirs = socket.socketpair()
+            with theirs:
+                await one.exec(["true"], channel=ours)
+        assert ours.fileno() == -1
+        return results
+
+    asked, answered = run(talk())
+    assert (asked.exit_code, asked.output) == (3, b"heard yes: ready?\n0\n1\n2\n3\n")  # 3 is the listed directory
+    assert (answered.exit_code, answered.output) == (0, b"gone\n")
+
+
+@pytest.mark.parametrize("environment", [{}, {"PYTHONHASHSEED": "0"}], ids=["warm", "cold"])
+def test_python_modules_start_as_in_a_new_interpreter(
+    sandbox: BubblewrapSandbox, run: Callable, environment: dict[str, str]
+) -> None:
+    run(sandbox.write("envs/__init__.py", b"mine = 1\n"))
+    served = (
+        "import envs, os, signal, sys\n"
+        "numbers = ('SIGPIPE', 'SIGXFSZ', 'SIGINT', 'SIGTERM')\n"
+        "print(__name__, envs.mine, [signal.getsignal(getattr(signal, n)) for n in numbers])\n"
+        "print(sys.argv[1:], sys.path[0] == os.getcwd(), sys.stdin.read(), flush=True)\n"
+        "sys.exit({})\n"
+    )
+    arguments = ["python3", "-m", "composer_serve", "x"]
+    for code, shown in (("", 0), ("4", 4), ("'no'", 1)):
+        run(sandbox.write("composer_serve.py", served.format(code).encode()))
+        result = run(sandbox.exec(arguments, stdin=b"in", env=environment))
+        lines = result.output.decode().splitlines()
+        assert result.exit_code == shown and lines[1] == "['x'] True in", result
+        assert lines[0].startswith("__main__ 1 [<Handlers.SIG_IGN: 1>, <Handlers.SIG_IGN: 1>, <built-in")
+        assert lines[2:] == (["no"] if shown == 1 else [])
+    run(sandbox.write("composer_serve.py", b"1 / 0\n"))
+    result = run(sandbox.exec(arguments, env=environment))
+    assert result.exit_code == 1 and result.output.endswith(b"ZeroDivisionError: division by zero\n")
 
 
 def test_python_is_there_with_pytest(sandbox: BubblewrapSandbox, run: Callable) -> None:

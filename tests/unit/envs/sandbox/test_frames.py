@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -17,7 +19,8 @@ def test_a_frame_comes_back_whole() -> None:
 
     def echo() -> None:
         for _ in range(2):
-            request, payload = frames.receive(theirs)
+            request, payload, fd = frames.receive(theirs)
+            assert fd == -1
             raw = frames.pack({**request, "n": 2}, payload)
             theirs.sendall(raw[:3])
             theirs.sendall(raw[3:11])
@@ -37,6 +40,28 @@ def test_a_frame_comes_back_whole() -> None:
     with pytest.raises(ConnectionError):
         asyncio.run(frames.receive_async(ours))
     ours.close()
+
+
+def test_a_file_descriptor_travels_with_a_frame(tmp_path: Path) -> None:
+    ours, theirs = socket.socketpair()
+    ours.setblocking(False)
+    body = bytes(2**20)
+
+    def answer() -> None:
+        request, payload, fd = frames.receive(theirs)
+        assert (request, payload, os.get_inheritable(fd)) == ({"op": "x"}, body, False)
+        os.write(fd, b"through it")
+        os.close(fd)
+        theirs.sendall(frames.pack({}))
+
+    thread = threading.Thread(target=answer)
+    thread.start()
+    with (tmp_path / "file").open("wb") as file:
+        asyncio.run(frames.exchange(ours, {"op": "x"}, body, file.fileno()))
+    thread.join()
+    assert (tmp_path / "file").read_bytes() == b"through it"
+    ours.close()
+    theirs.close()
 
 
 def test_the_layout_of_a_frame() -> None:
