@@ -1,4 +1,4 @@
-"""Which files a grading sandbox starts with: the agent's, without those that decide how tests run."""
+"""Which files grading sandboxes start with: the agent's without those that decide how tests run, and the tests'."""
 
 from __future__ import annotations
 
@@ -30,10 +30,22 @@ def clean_state(task: Task, final: Mapping[str, bytes]) -> dict[str, bytes]:
         final: every file the agent left behind.
     """
     files = {path: content for path, content in final.items() if not _decides(path, task)}
-    files |= {path: content for path, content in task.files.items() if _decides(path, task)}
+    files |= _restored(task)
     for hidden in task.hidden_tests:
         files = {path: content for path, content in files.items() if not _in_the_way(path, hidden)}
     return files | task.hidden_tests
+
+
+def test_files(task: Task) -> dict[str, bytes]:
+    """The files of a sandbox that runs hidden tests and holds no file of the agent's.
+
+    These are the hidden tests, and what of the base state belongs to tests: configuration, conftest.py, tests/.
+    """
+    return _restored(task) | task.hidden_tests
+
+
+def _restored(task: Task) -> dict[str, bytes]:
+    return {path: content for path, content in task.files.items() if _decides(path, task)}
 
 
 def _decides(path: str, task: Task) -> bool:

@@ -1,32 +1,49 @@
 """Grader `pytest`: hidden tests decide, in a clean sandbox that the agent never saw.
 
-What it does not protect against: the code under test runs in the process of the tests, so code written to look for
-pytest's objects in memory can forge results. Ending the process early, printing a verdict, changing tests or their
-configuration, and objects that equal everything do not work.
+Tests reach the solution in one of two ways, and what a 1.0 is worth depends on it:
+
+Apart: tests that import `composer_solution` call the solution through it (`call("main.add_price", 2, 3)`). They run in
+a sandbox without a file of the agent's; the solution runs in a second one without a test; what passes between them is
+JSON. All that the agent's code can do is to answer. So a 1.0 says that it answered all calls rightly. It may still
+have been written for these very calls if the agent could guess them.
+
+Together: other tests import the solution, which so runs in their process. What holds: it starts from a clean state;
+tests and their configuration are the task's; the process that reports to us is closed to the one that runs the
+solution; ending early, printing a verdict, skipping tests, reading their files and objects that equal everything do
+not work. What does not hold: code that is written to look for pytest's or the tests' objects in memory can read what
+is expected or forge results. Use it for solutions that are honest, or of too many kinds for JSON.
 """
 
 from __future__ import annotations
 
-import ast
 import asyncio
 import hashlib
 import json
 import secrets
+import socket
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
+from typing import Any
 from weakref import WeakKeyDictionary
 
-from composer.contract import ExecResult, Grade, SandboxBackend, SandboxLimits
+from composer.contract import ExecResult, Grade, Sandbox, SandboxBackend, SandboxLimits
 from composer.errors import GradingError, TaskError
 from composer.types import Task, Trajectory
-from envs.grading.clean_state import CONFIG_FILES, clean_state
+from envs.grading.clean_state import CONFIG_FILES, clean_state, test_files
+from envs.grading.hidden_tests import PROXY, expected_tests, runs_apart, test_paths
 
-REPORTER = Path(__file__).with_name("reporter.py")
+_HERE = Path(__file__).parent
+REPORTER = _HERE / "reporter.py"
+CLIENT, SERVER, SERVER_MODULE = _HERE / "composer_solution.py", _HERE / "solution_server.py", "composer_serve"
 READY = b"composer-grading-ready"
+NONCE = "COMPOSER_GRADING_NONCE"
 ARGUMENTS = ("--assert=plain", "--capture=no", "-p", "no:cacheprovider", "-p", "no:terminal", "-p", "no:faulthandler")
 """Nothing that tests could ask for is off; failures are shown by `reporter.py`, so no output is made or captured."""
+_LAST_WORDS_S = 2.0
+"""For the solution's process to be seen to have ended."""
 
 
 @dataclass
@@ -62,8 +79,8 @@ class PytestGrader:
 
         Args:
             timeout_s: wall time of the tests, in seconds; tests that take longer have failed.
-            memory_bytes: memory of the grading sandbox.
-            concurrency: grading sandboxes at a time.
+            memory_bytes: memory of a grading sandbox.
+            concurrency: gradings at a time; each has a sandbox, or two (see this module's first lines).
             memoise: grade equal files once.
             max_verdicts: how many verdicts are remembered.
 
@@ -101,13 +118,13 @@ class PytestGrader:
         Args:
             task: base state and hidden tests.
             files: the final state of the agent's sandbox.
-            backend: starts the grading sandbox.
+            backend: starts the grading sandboxes.
             trajectory: not looked at.
 
         Raises:
             SandboxError: the grading sandbox failed.
             GradingError: pytest could not start in it, or its report is cut, or its sandbox hangs.
-            TaskError: the hidden tests hold no test, or are no Python.
+            TaskError: the hidden tests hold no test, are no Python, or cannot be loaded apart from the solution.
         """
         expected = expected_tests(task)
         state = clean_state(task, files)
@@ -136,116 +153,206 @@ class PytestGrader:
                 memory.verdicts.popitem(last=False)
         return grade
 
-    async def check(self, task: Task, reference: Mapping[str, bytes], backend: SandboxBackend) -> None:
-        """Make sure that the hidden tests pass on a right solution and fail on the base state.
+    async def check(self, task: Task, reference: Mapping[str, bytes] | None, backend: SandboxBackend) -> None:
+        """Make sure that the hidden tests fail on the base state and pass on a right solution.
+
+        Args:
+            task: the task.
+            reference: files of a right solution; None if there is none to try.
+            backend: starts the grading sandboxes.
 
         Raises:
             TaskError: they do not.
             SandboxError, GradingError: as of `grade`.
         """
-        right, base = await self.grade(task, reference, backend), await self.grade(task, task.files, backend)
-        if right.score != 1.0:
-            raise TaskError(f"The hidden tests of task {task.id} fail on its reference: {right.details['reason']}.")
-        if base.score != 0.0:
-            raise TaskError(f"The hidden tests of task {task.id} pass on its base state: there is nothing to do.")
+        if (await self.grade(task, task.files, backend)).score != 0.0:
+            raise TaskError(
+                f"The hidden tests of task {task.id} pass on its base state, so there is nothing to do: "
+                "break its `files`, or make its `hidden_tests` tell right from wrong."
+            )
+        if reference is not None and (right := await self.grade(task, reference, backend)).score != 1.0:
+            raise TaskError(
+                f"The hidden tests of task {task.id} fail on its reference: {right.details['reason']}; "
+                "mend the reference or the tests."
+            )
 
     async def _run(
         self, task: Task, state: dict[str, bytes], expected: set[str], backend: SandboxBackend
     ) -> tuple[Grade, bool]:
-        """One verdict in one sandbox, and whether it would be the same again."""
-        plugin, nonce = f"_report_{secrets.token_hex(8)}", secrets.token_hex(16).encode()
-        # No variable that starts with PYTHON: a sandbox may keep a warm interpreter for exactly this command.
-        command = ["python3", "-m", "pytest", "-p", plugin, *ARGUMENTS]
-        files = {**state, f"{plugin}.py": REPORTER.read_bytes()}
-        if all(PurePosixPath(path).name not in CONFIG_FILES for path in state):
-            # The task brings no configuration: with one of ours, pytest looks for no other, under whatever name.
-            command += ["-c", f"{plugin}.ini"]
-            files[f"{plugin}.ini"] = b"[pytest]\n"
-        command += sorted(task.hidden_tests)
-        environment = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_ADDOPTS": "", "PYTEST_PLUGINS": ""}
+        """One verdict in fresh sandboxes, and whether it would be the same again."""
+        run = _Run(task, backend, self.limits, self.timeout_s)
         async with self._slots:
             self.num_runs += 1
             try:
                 async with asyncio.timeout(self.limits.lifetime_s):
-                    sandbox = await backend.start(files, self.limits)
-                    try:
-                        result = await sandbox.exec(command, stdin=nonce, env=environment, timeout_s=self.timeout_s)
-                    finally:
-                        await asyncio.shield(asyncio.ensure_future(sandbox.stop()))
+                    report = await (run.apart(state) if runs_apart(task) else run.together(state))
             except TimeoutError:
                 raise GradingError(
                     f"The grading sandbox of task {task.id} did not end within {self.limits.lifetime_s:g} s."
                 ) from None
-        return _verdict(task, result, nonce, expected, self.timeout_s), not result.timed_out
+        return _verdict(task, report, expected, self.timeout_s), not report.result.timed_out
 
 
-def expected_tests(task: Task) -> set[str]:
-    """Node ids, without parameters, of all test functions in the hidden tests.
+@dataclass(frozen=True)
+class _Report:
+    """What came out of one run of the tests."""
 
-    Raises:
-        TaskError: there is none, or a file is no Python.
-    """
-    names: set[str] = set()
-    for path, content in task.hidden_tests.items():
-        if not path.endswith(".py"):
-            continue
+    result: ExecResult
+    events: list[dict[str, Any]] | None
+    """What reporter.py saw; None if there is no genuine report."""
+    solution: str = ""
+    """Why the solution's process did not answer all calls, if it runs apart."""
+
+    def of(self, when: str) -> list[dict[str, Any]]:
+        """The events of one kind."""
+        return [event for event in self.events or () if event["when"] == when]
+
+
+@dataclass(frozen=True)
+class _Run:
+    """One run of a task's hidden tests."""
+
+    task: Task
+    backend: SandboxBackend
+    limits: SandboxLimits
+    timeout_s: float
+    plugin: str = field(default_factory=lambda: f"_report_{secrets.token_hex(8)}")
+    nonce: bytes = field(default_factory=lambda: secrets.token_hex(16).encode())
+
+    async def together(self, state: Mapping[str, bytes]) -> _Report:
+        """Run the tests on the solution in one process."""
+        command, files, environment = self._pytest(state)
+        async with _sandboxes(self.backend, self.limits, files) as [sandbox]:
+            result = await sandbox.exec(command, stdin=self.nonce, env=environment, timeout_s=self.timeout_s)
+        return self._read(result)
+
+    async def apart(self, state: Mapping[str, bytes]) -> _Report:
+        """Run the tests in one sandbox and the solution in another."""
+        command, files, environment = self._pytest(test_files(self.task))
+        files[f"{PROXY}.py"] = CLIENT.read_bytes()
+        environment[NONCE] = self.nonce.decode()
+        solution = {path: content for path, content in state.items() if path not in self.task.hidden_tests}
+        solution[f"{SERVER_MODULE}.py"] = SERVER.read_bytes()
+        serve = ["python3", "-m", SERVER_MODULE]
+        async with _sandboxes(self.backend, self.limits, files, solution) as [tests, other]:
+            ours, theirs = socket.socketpair()
+            serving = asyncio.ensure_future(other.exec(serve, channel=theirs, timeout_s=self.timeout_s))
+            try:
+                result = await tests.exec(command, channel=ours, env=environment, timeout_s=self.timeout_s)
+                report = self._read(result)
+                for end in report.of("solution"):
+                    if end["trouble"]:
+                        trouble = await self._last_words(serving, end["trouble"], end["never_started"])
+                        report = _Report(result, report.events, trouble)
+                    elif end["num_calls"] == 0:
+                        self._blame_tests(report)
+            finally:
+                serving.cancel()
+                await asyncio.wait([serving])
+        return report
+
+    def _pytest(self, state: Mapping[str, bytes]) -> tuple[list[str], dict[str, bytes], dict[str, str]]:
+        """Command, files and environment of the process that runs the tests."""
+        # No variable that starts with PYTHON: a sandbox may keep a warm interpreter for exactly this command.
+        command = ["python3", "-m", "pytest", "-p", self.plugin, *ARGUMENTS]
+        files = {**state, f"{self.plugin}.py": REPORTER.read_bytes()}
+        if all(PurePosixPath(path).name not in CONFIG_FILES for path in state):
+            # The task brings no configuration: with one of ours, pytest looks for no other, under whatever name.
+            command += ["-c", f"{self.plugin}.ini"]
+            files[f"{self.plugin}.ini"] = b"[pytest]\n"
+        command += test_paths(self.task)
+        return command, files, {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_ADDOPTS": "", "PYTEST_PLUGINS": ""}
+
+    def _read(self, result: ExecResult) -> _Report:
+        """Find the report in what was printed; without one after a good start, the code under test is to blame."""
+        if READY not in result.output:
+            raise GradingError(
+                f"pytest could not start in the grading sandbox of task {self.task.id} "
+                f"({_shown(result.exit_code, result.output)}): the sandbox needs python3 with pytest."
+            )
+        _, found, report = result.output.rpartition(b"\n" + self.nonce)
+        if not found:
+            return _Report(result, None)
         try:
-            tree = ast.parse(content)
-        except (SyntaxError, ValueError) as error:
-            raise TaskError(f"The hidden test {path} of task {task.id} is no Python: {error}.") from None
-        names |= {f"{path}::{name}" for name in _test_names(tree)}
-    if not names:
-        raise TaskError(f"The hidden tests of task {task.id} hold no test function: {', '.join(task.hidden_tests)}.")
-    return names
+            return _Report(result, json.loads(report))
+        except ValueError:
+            raise GradingError(
+                f"The report of task {self.task.id} is cut: its hidden tests are too many for one run."
+            ) from None
+
+    async def _last_words(self, serving: asyncio.Future[ExecResult], trouble: str, never_started: bool) -> str:
+        """Why the solution did not answer; a sandbox that failed comes out as its error."""
+        await asyncio.wait([serving], timeout=_LAST_WORDS_S)
+        ended = serving.result() if serving.done() else None
+        if never_started and not (ended and ended.timed_out):
+            raise GradingError(
+                f"The solution's process could not start in the grading sandbox of task {self.task.id} "
+                f"({_shown(ended.exit_code, ended.output) if ended else trouble}): the sandbox needs python3."
+            )
+        return f"{trouble} (exit code {ended.exit_code})" if ended else trouble
+
+    def _blame_tests(self, report: _Report) -> None:
+        """Nothing of the solution's was called: whatever keeps the tests from running is their own."""
+        for event in report.of("collect"):
+            raise TaskError(
+                f"The hidden test {event['id']} of task {self.task.id} cannot be loaded: {event['message']}; tests "
+                f"that import {PROXY} run without the solution's files and reach it only by `{PROXY}.call`."
+            )
+        if not report.of("end"):
+            said = report.result.output.partition(READY)[2].rpartition(b"\n" + self.nonce)[0]
+            raise TaskError(
+                f"The hidden tests of task {self.task.id} ended before the first of them ran "
+                f"({_shown(report.result.exit_code, said)}): mend them, or their conftest.py."
+            )
 
 
-def _test_names(tree: ast.Module | ast.ClassDef) -> set[str]:
-    names = set()
-    for node in tree.body:
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test"):
-            names.add(node.name)
-        elif isinstance(node, ast.ClassDef) and (
-            node.name.startswith("Test") or any(ast.unparse(base).endswith("TestCase") for base in node.bases)
-        ):
-            names |= {f"{node.name}::{name}" for name in _test_names(node)}
-    return names
-
-
-def _verdict(task: Task, result: ExecResult, nonce: bytes, expected: set[str], timeout_s: float) -> Grade:
-    """Read the supervisor's report; without one after a good start, the code under test is to blame."""
-
-    def failed(reason: str, num_passed: int = 0) -> Grade:
-        details = {"reason": reason, "num_passed": num_passed, "num_expected": len(expected)}
-        return Grade(0.0, {**details, "seconds": result.seconds})
-
-    if READY not in result.output:
-        shown = result.output[-300:].decode(errors="replace").strip() or "no output"
-        raise GradingError(
-            f"pytest could not start in the grading sandbox of task {task.id} (exit code {result.exit_code}: {shown}): "
-            "the sandbox needs python3 with pytest."
-        )
-    if result.timed_out:
-        return failed(f"the tests did not end within {timeout_s:g} s")
-    _, found, report = result.output.rpartition(b"\n" + nonce)
-    if not found:
-        return failed(f"the process that ran the tests was killed (exit code {result.exit_code})")
+@asynccontextmanager
+async def _sandboxes(
+    backend: SandboxBackend, limits: SandboxLimits, *states: Mapping[str, bytes]
+) -> AsyncIterator[list[Sandbox]]:
+    """Fresh sandboxes with these files, started at once; all are stopped, also where one of them did not start."""
+    starting = [asyncio.ensure_future(backend.start(files, limits)) for files in states]
     try:
-        events = json.loads(report)
-    except ValueError:
-        raise GradingError(f"The report of task {task.id} is cut: its hidden tests are too many for one run.") from None
-    bad = next((e for e in events if e["when"] != "end" and e["outcome"] != "passed"), None)
-    passed = {e["id"] for e in events if e["when"] == "call" and e["outcome"] == "passed"}
-    passed -= {e["id"] for e in events if e["when"] != "end" and e["outcome"] != "passed"}
-    missing = expected - {node_id.split("[", 1)[0] for node_id in passed}
-    if bad is not None:
-        return failed(f"{bad['id']}: {bad['outcome']} in {bad['when']}: {bad['message']}", len(passed))
-    if not any(e["when"] == "end" for e in events):
-        return failed("the process ended before the tests did", len(passed))
-    if missing:
-        return failed(f"{len(missing)} of the tests did not run, {min(missing)} among them", len(passed))
-    return Grade(
-        1.0, {"reason": "", "num_passed": len(passed), "num_expected": len(expected), "seconds": result.seconds}
-    )
+        yield await asyncio.gather(*starting)
+    finally:
+        await asyncio.shield(asyncio.ensure_future(_stop_all(starting)))
+
+
+async def _stop_all(starting: Sequence[asyncio.Future[Sandbox]]) -> None:
+    await asyncio.wait(starting)
+    started = [start.result() for start in starting if not start.cancelled() and start.exception() is None]
+    await asyncio.gather(*(sandbox.stop() for sandbox in started))
+
+
+def _verdict(task: Task, report: _Report, expected: set[str], timeout_s: float) -> Grade:
+    """1.0 if the report leaves no doubt."""
+    events, result = report.events, report.result
+    tests = [event for event in events or () if event["when"] in ("collect", "setup", "call", "teardown")]
+    passed = {e["id"] for e in tests if e["when"] == "call" and e["outcome"] == "passed"}
+    passed -= {e["id"] for e in tests if e["outcome"] != "passed"}
+    bad = next((e for e in tests if e["outcome"] != "passed"), None)
+    collected = {node_id for event in report.of("collected") for node_id in event["ids"]}
+    missing = (expected - {node_id.split("[", 1)[0] for node_id in passed}) | (collected - passed)
+    reason = ""
+    if result.timed_out:
+        reason = f"the tests did not end within {timeout_s:g} s"
+    elif events is None:
+        reason = f"the process that ran the tests was killed (exit code {result.exit_code})"
+    elif report.solution:
+        reason = f"the solution was lost: {report.solution}"
+    elif bad is not None:
+        reason = f"{bad['id']}: {bad['outcome']} in {bad['when']}: {bad['message']}"
+    elif not report.of("end"):
+        reason = "the process ended before the tests did"
+    elif missing:
+        reason = f"{len(missing)} of the tests did not run, {min(missing)} among them"
+    details = {"reason": reason, "num_passed": len(passed), "num_expected": len(expected), "seconds": result.seconds}
+    return Grade(0.0 if reason else 1.0, details)
+
+
+def _shown(exit_code: int, output: bytes) -> str:
+    shown = " ".join(output[-300:].decode(errors="replace").split()) or "no output"
+    return f"exit code {exit_code}: {shown}"
 
 
 def _content_hash(state: Mapping[str, bytes], expected: set[str]) -> bytes:

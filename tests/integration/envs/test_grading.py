@@ -1,6 +1,8 @@
-"""The grader in real sandboxes: outcomes of tests, and what an agent may try instead of solving the task."""
+"""The grader in real sandboxes, with tests that run in the solution's process (test_attacks.py has the others)."""
 
 from __future__ import annotations
+
+import dataclasses
 
 import pytest
 
@@ -10,8 +12,30 @@ from envs.grading.pytest_grader import PytestGrader
 from envs.tasks.micro import MicroTaskset
 
 TASKSET = MicroTaskset()
-TASK = TASKSET.task(Split.TRAIN, 2)
-RIGHT = TASKSET.reference(TASK)
+MICRO = TASKSET.task(Split.TRAIN, 2)
+RIGHT = TASKSET.reference(MICRO)
+TESTS = b"""builtin_type = type  # before main.py could put another one in its place
+
+from main import scale_row
+
+
+def check(result, expected):
+    assert builtin_type(result) is int
+    assert result == expected
+
+
+def test_case_1():
+    check(scale_row(7, 3), 21)
+
+
+def test_case_2():
+    check(scale_row(9, 4), 36)
+
+
+def test_case_3():
+    check(scale_row(-7, 5), -35)
+"""
+TASK = dataclasses.replace(MICRO, hidden_tests={"test_hidden.py": TESTS})
 
 
 @pytest.fixture(scope="module")
@@ -83,6 +107,16 @@ CHEATS = {
     "leave a process behind": "import os, time\nif os.fork() == 0:\n    os.setsid()\n    time.sleep(60)\n",
     "remove the tests": "import shutil\nshutil.rmtree('/home/dev/project', ignore_errors=True)\n",
     "close everything": "import os\nos.closerange(0, 99)\n",
+    "read the tests": "import re\ndef scale_row(a, b):\n"
+    "    return int(re.search(r'\\(%d, %d\\), (-?\\d+)\\)' % (a, b), open('test_hidden.py').read())[1])\n",
+    "read the supervisor's nonce and report in its name": "import json, os\nparent = os.getppid()\n"
+    "nonce = os.read(os.open(f'/proc/{parent}/fd/0', os.O_RDONLY), 32)\n"
+    "ids = [f'test_hidden.py::test_case_{n}' for n in (1, 2, 3)]\n"
+    "events = [dict(id=i, when='call', outcome='passed', message='') for i in ids] + [dict(when='end')]\n"
+    "os.write(os.open(f'/proc/{parent}/fd/1', os.O_WRONLY), b'\\n' + nonce + json.dumps(events).encode() + b'\\n')\n"
+    "os.kill(parent, 9)\n",
+    "look into the supervisor's memory": "import os\nopen(f'/proc/{os.getppid()}/mem', 'rb+').read(1)\n"
+    "def scale_row(a, b):\n    return a * b\n",
 }
 
 
@@ -119,12 +153,27 @@ def test_tests_that_do_not_end_have_failed(grade):
     assert verdict.score == 0.0 and verdict.details["reason"] == "the tests did not end within 1 s"
 
 
+def test_all_that_was_collected_has_to_pass(grade):
+    source = "import main, pytest\n@pytest.mark.parametrize('n', [1, 2, 3])\ndef test_a(n): assert main.f(n) == 1"
+    leave_out = (
+        "import gc\ndef f(n):\n    [session] = [o for o in gc.get_objects() if type(o).__name__ == 'Session']\n"
+        "    del session.items[1:]\n    return 1\n"
+    )
+    verdict = grade(with_tests(source), {"main.py": leave_out.encode()})
+    assert verdict.score == 0.0 and verdict.details["reason"].startswith("2 of the tests did not run, test_hidden.py::")
+
+
+def test_the_solution_sees_empty_test_files_and_the_tests_run(grade):
+    spy = "from pathlib import Path\nassert Path('test_hidden.py').read_text() == ''\n" + RIGHT["main.py"].decode()
+    assert grade(TASK, {**RIGHT, "main.py": spy.encode()}).score == 1.0
+
+
 def test_every_micro_task_can_be_graded(runner, backend):
     for split in Split:
         task = TASKSET.task(split, 3)
         runner.run(PytestGrader().check(task, TASKSET.reference(task), backend))
     with pytest.raises(TaskError, match="fail on its reference"):
-        runner.run(PytestGrader().check(TASK, TASK.files, backend))
+        runner.run(PytestGrader().check(MICRO, MICRO.files, backend))
 
 
 def test_the_grading_sandbox_is_stopped_whatever_happens(grade, backend):

@@ -25,21 +25,23 @@ class FolderSandbox:
             (self.folder / path).parent.mkdir(parents=True, exist_ok=True)
             (self.folder / path).write_bytes(content)
 
-    async def exec(self, argv, *, stdin=b"", env=None, timeout_s=None) -> ExecResult:
+    async def exec(self, argv, *, stdin=b"", env=None, timeout_s=None, channel=None) -> ExecResult:
         program = [sys.executable, *argv[1:]] if argv[0] == "python3" else list(argv)
         start = time.monotonic()
         process = await asyncio.create_subprocess_exec(
             *program,
             cwd=self.folder,
             env={**os.environ, **(env or {})},
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT,
+            stdin=channel or asyncio.subprocess.PIPE,
+            stdout=channel or asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE if channel else asyncio.subprocess.STDOUT,
             start_new_session=True,
         )
+        if channel:
+            channel.close()
         try:
-            output, _ = await asyncio.wait_for(process.communicate(stdin), timeout_s)
-            return ExecResult(process.returncode, output, seconds=time.monotonic() - start)
+            outputs = await asyncio.wait_for(process.communicate(None if channel else stdin), timeout_s)
+            return ExecResult(process.returncode, outputs[bool(channel)], seconds=time.monotonic() - start)
         except TimeoutError:
             return ExecResult(-9, b"composer-grading-ready\n", timed_out=True)
         finally:

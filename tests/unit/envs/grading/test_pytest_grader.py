@@ -13,15 +13,20 @@ from composer.contract import ExecResult
 from composer.errors import GradingError, SandboxError, TaskError
 from composer.types import Split, Task
 from envs.grading import pytest_grader
-from envs.grading.pytest_grader import PytestGrader, expected_tests
+from envs.grading.hidden_tests import expected_tests, runs_apart
+from envs.grading.pytest_grader import PytestGrader
 from envs.tasks.micro import MicroTaskset
 
 sys.path.insert(0, str(Path(__file__).parent))
 from folder_stand_in import FolderBackend, FolderSandbox  # noqa: E402
 
 TASKSET = MicroTaskset()
-TASK = TASKSET.task(Split.TRAIN, 2)
-RIGHT = TASKSET.reference(TASK)
+APART = TASKSET.task(Split.TRAIN, 2)
+RIGHT = TASKSET.reference(APART)
+TOGETHER = b"from main import scale_row\n\n\n" + b"".join(
+    b"def test_case_%d():\n    assert scale_row(%d, 3) == %d\n" % (n, n + 3, 3 * n + 9) for n in (1, 2, 3)
+)
+TASK = dataclasses.replace(APART, hidden_tests={"test_hidden.py": TOGETHER})
 
 
 def with_tests(source: str, main: str = "x = 1\n") -> Task:
@@ -62,12 +67,153 @@ def test_hidden_tests_that_cannot_run_are_the_tasks_fault(source, message):
         grade(with_tests(source), {})
 
 
-def test_right_and_wrong():
-    assert grade(TASK, RIGHT).score == 1.0
-    wrong = grade(TASK, TASK.files)
+@pytest.mark.parametrize(("task", "line", "sandboxes"), [(TASK, 5, 1), (APART, 7, 2)], ids=["together", "apart"])
+def test_right_and_wrong(task, line, sandboxes):
+    backend = FolderBackend()
+    right = grade(task, RIGHT, backend=backend)
+    assert (right.score, right.details["num_passed"], right.details["reason"]) == (1.0, 3, "")
+    assert backend.starts == sandboxes
+    wrong = grade(task, task.files)
     assert wrong.score == 0.0 and wrong.details["num_expected"] == 3
-    where = "test_hidden.py::test_case_1: failed in call: AssertionError (line 8 of test_hidden.py)"
+    where = f"test_hidden.py::test_case_1: failed in call: AssertionError (line {line} of test_hidden.py)"
     assert wrong.details["reason"] == where
+
+
+def test_who_imports_the_proxy_runs_apart():
+    for line in (
+        "from composer_solution import call",
+        "import composer_solution as c",
+        "def f(): import composer_solution",
+    ):
+        assert runs_apart(with_tests(f"{line}\ndef test_a(): pass")), line
+    for line in ("import main", "from .composer_solution import call", "'import composer_solution'"):
+        assert not runs_apart(with_tests(f"{line}\ndef test_a(): pass")), line
+
+
+PLAIN = """
+import pytest
+from composer_solution import SolutionRaised, call
+
+def test_values():
+    for value in (None, True, 3, 2**100, 1.5, "\\u00e9\\ud800", [1, [2]], {"a": {"b": []}}):
+        answer = call("pkg.main.echo", value)
+        assert answer == value and type(answer) is type(value)
+    assert call("pkg.main.echo", x=(1, 2)) == [1, 2]
+
+def test_what_is_raised():
+    with pytest.raises(SolutionRaised, match="^ValueError: no 3$") as caught:
+        call("pkg.main.refuse", 3)
+    assert (caught.value.kind, caught.value.message) == ("ValueError", "no 3")
+    with pytest.raises(SolutionRaised, match="SystemExit"):
+        call("pkg.main.leave")
+    with pytest.raises(SolutionRaised, match="AttributeError"):
+        call("pkg.main.nothing")
+    with pytest.raises(SolutionRaised, match="ModuleNotFoundError"):
+        call("nowhere.f")
+    with pytest.raises(SolutionRaised, match="TypeError: Object of type set is not JSON"):
+        call("pkg.main.collect")
+
+def test_it_is_one_process_and_stays_after_that():
+    assert [call("pkg.main.count") for _ in range(3)] == [1, 2, 3]
+"""
+SOLUTION = b"""
+import sys
+print("what is printed is no answer")
+numbers = []
+def echo(x): return x
+def refuse(x): raise ValueError(f"no {x}")
+def leave(): sys.exit(0)
+def collect(): return {1}
+def count():
+    numbers.append(1)
+    return len(numbers)
+"""
+
+
+def test_plain_data_and_exceptions_pass_between_the_two():
+    verdict = grade(with_tests(PLAIN), {"pkg/main.py": SOLUTION})
+    assert verdict.score == 1.0, verdict
+
+
+def test_data_beside_the_hidden_tests_and_what_the_base_has_for_tests_is_there():
+    source = """
+import json
+from pathlib import Path
+from composer_solution import call
+from tests.helper import seven
+def test_a(seven_again):
+    assert json.loads(Path("tests/cases.json").read_text()) == [7] == [seven()] == [seven_again] == [call("main.f")]
+"""
+    conftest = b"import pytest\n@pytest.fixture\ndef seven_again(): return 7\n"
+    base = {"main.py": b"def f(): pass\n", "tests/helper.py": b"def seven(): return 7\n", "conftest.py": conftest}
+    task = Task("t/train/0", "", base, {"tests/test_a.py": source.encode(), "tests/cases.json": b"[7]"})
+    changed = {**base, "main.py": b"def f(): return 7\n", "tests/helper.py": b"", "conftest.py": b""}
+    verdict = grade(task, changed)
+    assert verdict.score == 1.0, verdict
+
+
+def test_tests_that_cannot_run_apart_are_the_tasks_fault():
+    source = "from composer_solution import call\n"
+    with pytest.raises(TaskError, match="No module named 'main'.*reach it only by `composer_solution.call`"):
+        grade(with_tests(source + "import main\ndef test_a(): pass"), {"main.py": b""})
+    task = with_tests(source + "def test_a(): pass")
+    task.files["conftest.py"] = b"import main\n"
+    with pytest.raises(TaskError, match="t/train/0 ended before.*code 4.*No module named 'main'.*their conftest.py"):
+        grade(task, {"main.py": b""})
+    broken = with_tests(source + "answer = call('main.f')\ndef test_a(): pass")
+    assert grade(broken, {"main.py": b"def f(): return 1"}).score == 1.0
+    assert "SolutionRaised: ZeroDivisionError" in grade(broken, {"main.py": b"def f(): 1 / 0"}).details["reason"]
+
+
+def test_a_solution_that_never_starts_is_not_the_agents_fault(monkeypatch):
+    real = FolderSandbox.exec
+
+    async def no_python(self, argv, *, channel=None, **more):
+        if argv[2] == "composer_serve":
+            channel.close()
+            return ExecResult(127, b"python3: No such file or directory")
+        return await real(self, argv, channel=channel, **more)
+
+    monkeypatch.setattr(FolderSandbox, "exec", no_python)
+    with pytest.raises(GradingError, match="solution's process could not start.*exit code 127: python3: No such file"):
+        grade(APART, RIGHT)
+
+
+def test_a_sandbox_of_the_solution_that_fails_is_not_the_agents_fault(monkeypatch):
+    real = FolderSandbox.exec
+
+    async def gone(self, argv, *, channel=None, **more):
+        if argv[2] == "composer_serve":
+            channel.send(b"composer-solution-ready\n")
+            channel.close()
+            raise SandboxError("the sandbox is gone")
+        return await real(self, argv, channel=channel, **more)
+
+    monkeypatch.setattr(FolderSandbox, "exec", gone)
+    with pytest.raises(SandboxError, match="the sandbox is gone"):
+        grade(APART, RIGHT)
+
+
+def test_one_sandbox_that_does_not_start_leaves_no_other(monkeypatch):
+    backend, stopped, real = FolderBackend(), [], FolderSandbox.stop
+    backend.errors = [SandboxError("no room")]
+
+    async def stop(self):
+        stopped.append(self)
+        await real(self)
+
+    monkeypatch.setattr(FolderSandbox, "stop", stop)
+    with pytest.raises(SandboxError, match="no room"):
+        grade(APART, RIGHT, backend=backend)
+    assert backend.starts == 2 and len(stopped) == 1
+
+
+def test_sources_of_tests_are_not_on_the_disk_when_the_solution_runs():
+    spy = "from pathlib import Path\nseen = [Path(p).read_text() for p in ('test_hidden.py', 'tests/test_deep.py')]\n"
+    source = b"import main\ndef test_a(): assert main.seen == ['', '']\n"
+    task = Task("t/train/0", "", {"main.py": b""}, {"test_hidden.py": source, "tests/test_deep.py": source})
+    verdict = grade(task, {"main.py": spy.encode()})
+    assert verdict.score == 1.0, verdict
 
 
 def test_configuration_under_a_name_that_is_not_known_is_not_read(monkeypatch):
@@ -105,7 +251,10 @@ def test_a_sandbox_without_pytest_is_not_the_agents_fault(monkeypatch):
 
 
 def test_reports_are_recognised_by_the_same_words_on_both_sides():
-    assert f"READY = {pytest_grader.READY!r}".replace("'", '"') in pytest_grader.REPORTER.read_text()
+    for name in ("READY", "NONCE"):
+        assert f"{name} = {getattr(pytest_grader, name)!r}".replace("'", '"') in pytest_grader.REPORTER.read_text()
+    hello = 'HELLO = b"composer-solution-ready\\n"'
+    assert hello in pytest_grader.CLIENT.read_text() and hello in pytest_grader.SERVER.read_text()
 
 
 def test_check_wants_a_passing_reference_and_a_failing_base():
@@ -115,8 +264,10 @@ def test_check_wants_a_passing_reference_and_a_failing_base():
     asyncio.run(check(TASK, RIGHT))
     with pytest.raises(TaskError, match=r"micro/train/2 fail on its reference: test_hidden.py::test_case_1: failed"):
         asyncio.run(check(TASK, TASK.files))
-    with pytest.raises(TaskError, match="pass on its base state"):
-        asyncio.run(check(with_tests("def test_a(): pass"), {}))
+    asyncio.run(check(TASK, None))
+    for reference in ({}, None):
+        with pytest.raises(TaskError, match="task t/train/0 pass on its base state, so there is nothing to do: break"):
+            asyncio.run(check(with_tests("def test_a(): pass"), reference))
 
 
 def test_equal_states_are_graded_once_and_others_are_not():
@@ -167,6 +318,10 @@ def test_failures_and_timeouts_are_never_remembered():
     for _ in range(2):
         assert grade(TASK, {"main.py": b"while True: pass"}, slow, backend).score == 0.0
     assert backend.starts == 4
+    for _ in range(2):
+        hanging = grade(APART, {"main.py": b"def scale_row(a, b):\n    while True: pass"}, slow, backend)
+        assert hanging.details["reason"] == "the tests did not end within 0.5 s"
+    assert backend.starts == 8
 
 
 def test_cancelling_one_of_two_leaves_the_other_its_run_and_cancelling_both_ends_it():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import math
 from collections import Counter
 from itertools import product
@@ -26,7 +27,9 @@ def run_tests(main: str, test: bytes) -> bool:
     """An independent judge: execute the module, then every test function."""
     module: dict = {}
     exec(main, module)
-    body = "\n".join(line for line in test.decode().splitlines() if not line.startswith("from main"))
+    # The hidden test calls what another process holds, and gets the answer as JSON.
+    module["call"] = lambda name, *args: json.loads(json.dumps(module[name.removeprefix("main.")](*args)))
+    body = "\n".join(line for line in test.decode().splitlines() if not line.startswith("from "))
     exec(body, module)
     try:
         for name in [n for n in module if n.startswith("test_")]:
