@@ -22,12 +22,13 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from composer.contract import Finding, SandboxLimits
-from composer.errors import SandboxError, SandboxStartError
+from composer.errors import ConfigError, SandboxError, SandboxStartError
 from envs.sandbox import checks, state
 from envs.sandbox.control import ForkServerClient
 from envs.sandbox.limits import ControlGroup, ControlGroups, LimitError
 from envs.sandbox.packages import pytest_files
-from envs.sandbox.rootfs import Rootfs
+from envs.sandbox.private import folders_to_hide
+from envs.sandbox.rootfs import Rootfs, bound_folders
 from envs.sandbox.sandbox import BubblewrapSandbox
 from envs.sandbox.seccomp import build_filter
 
@@ -70,12 +71,14 @@ class BubblewrapBackend:
 
         Raises:
             ValueError: an argument cannot be what it names.
+            ConfigError: the working directory or the project lies where sandboxes see it; see private.py.
         """
         if not workdir.startswith("/") or ".." in Path(workdir).parts or Path(workdir) == Path("/"):
             raise ValueError(f"workdir={workdir!r}: must be an absolute path without '..', other than '/'")
         for name, value in (("user", user), ("hostname", hostname)):
             if not value.replace("-", "").replace("_", "").isalnum():
                 raise ValueError(f"{name}={value!r}: must be letters, digits, '-' and '_'")
+        folders_to_hide(bound_folders(python=True))
         self.run_label, self.workdir, self.user, self.hostname, self.python = run_label, workdir, user, hostname, python
         self._server: ForkServerClient | None = None
         self._state: state.State | None = None
@@ -114,15 +117,20 @@ class BubblewrapBackend:
         return sandbox
 
     def _launch(self) -> ForkServerClient:
-        rootfs = Rootfs(
-            self.workdir,
-            self.user,
-            self.hostname,
-            sandbox_uid(),
-            str(bwrap_path()),
-            self.python,
-            pytest_files() if self.python else (),
-        )
+        try:
+            rootfs = Rootfs(
+                self.workdir,
+                self.user,
+                self.hostname,
+                sandbox_uid(),
+                str(bwrap_path()),
+                self.python,
+                pytest_files() if self.python else (),
+                # Anew, since plugins may have been found after this backend was made.
+                folders_to_hide(bound_folders(python=True)),
+            )
+        except ConfigError as e:
+            raise SandboxStartError(f"sandboxes cannot be started: {e}") from e
         try:
             build_filter()
             self._state = state.State.create(self.run_label)

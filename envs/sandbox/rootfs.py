@@ -3,7 +3,7 @@
 The fork server builds it once, on a tmpfs in its own mount namespace, and makes it its root directory. So neither the
 fork server nor anything that would break out of a sandbox has the host's other files below it:
 
-    /usr, /bin, /lib, ...     the host's (binds or symbolic links, as there)
+    /usr, /bin, /lib, ...     the host's (binds or symbolic links, as there), without what private.py hides
     <base prefix>/bin, lib    the Python that runs the product, without its site-packages
     /skel                     lower layer of every sandbox's overlay: /etc, /home, /tmp, /opt/python (venv with pytest)
     /disk                     where each sandbox mounts its own tmpfs, the upper layer
@@ -69,11 +69,14 @@ class Rootfs:
     python: bool
     site_files: tuple[tuple[str, str], ...]
     """Source -> path below site-packages, of pytest and what it needs."""
+    hidden: tuple[str, ...] = ()
+    """Folders to cover with empty ones; they lie below the folders of `bound_folders`."""
 
     @classmethod
     def from_dict(cls, fields: dict[str, Any]) -> Rootfs:
         """From what `dataclasses.asdict` and JSON made of it."""
-        return cls(**{**fields, "site_files": tuple((a, b) for a, b in fields["site_files"])})
+        site_files = tuple((a, b) for a, b in fields["site_files"])
+        return cls(**{**fields, "site_files": site_files, "hidden": tuple(fields["hidden"])})
 
 
 def python_folders() -> list[str]:
@@ -84,10 +87,14 @@ def python_folders() -> list[str]:
     return [str(prefix / name) for name in ("bin", "lib", "lib64") if (prefix / name).is_dir()]
 
 
+def bound_folders(python: bool) -> list[str]:
+    """The host's folders that sandboxes see, at their own paths."""
+    return ["/usr", *_system_folders(), *(python_folders() if python else ())]
+
+
 def bwrap_binds(python: bool) -> list[str]:
     """The part of bubblewrap's command line that puts the host's programs into a sandbox."""
-    folders = ["/usr", *_system_folders(), *(python_folders() if python else ())]
-    return [word for folder in folders for word in ("--ro-bind", folder, folder)]
+    return [word for folder in bound_folders(python) for word in ("--ro-bind", folder, folder)]
 
 
 def _system_folders() -> list[str]:
@@ -113,10 +120,11 @@ def build(rootfs: Rootfs, root: str) -> None:
     linux.mount("tmpfs", root, "tmpfs", linux.MS_NOSUID, "mode=0755")
     top = Path(root)
     _link_system(top)
-    for folder in ("/usr", *_system_folders(), *python_folders()):
+    # The Python is there in any case: this process runs on it.
+    for folder in bound_folders(python=True):
         _bind(top, folder)
-    for folder in python_folders():
-        _hide_site_packages(top, Path(folder))
+    for folder in rootfs.hidden:
+        linux.mount("tmpfs", str(top / folder.lstrip("/")), "tmpfs", linux.MS_RDONLY, "mode=0755")
     (top / "dev").mkdir()
     for name in _DEVICES:
         (top / "dev" / name).touch()
@@ -135,12 +143,6 @@ def _bind(top: Path, path: str) -> None:
     target = top / path.lstrip("/")
     target.mkdir(parents=True, exist_ok=True)
     linux.mount(path, str(target), None, linux.MS_BIND | linux.MS_REC)
-
-
-def _hide_site_packages(top: Path, folder: Path) -> None:
-    """Cover what the host installed into its base Python."""
-    for path in folder.glob("python3*/site-packages"):
-        linux.mount("tmpfs", str(top / str(path).lstrip("/")), "tmpfs", linux.MS_RDONLY, "mode=0755")
 
 
 def _copy_bwrap(target: Path, binary: Path) -> None:
