@@ -24,6 +24,7 @@ from omegaconf.errors import OmegaConfBaseException
 from composer import __version__
 from composer.compose import HydraSession, normalise
 from composer.errors import ComposerError, ConfigError, MachineError, ResumeError
+from composer.interrupts import as_process
 from composer.jobs import INTERRUPTED, run_resumed, run_single
 from composer.multirun import run_sweep
 from composer.streams import answering, give_up_failed, open_closed, say, say_error
@@ -37,11 +38,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command.
 
     Args:
-        argv: arguments without the program's name; None: those of this process.
+        argv: arguments without the program's name; None: those of this process, which is the command's own.
 
     Returns:
         The exit code: 0; 2 for a wrong config; 3 for a machine that lacks something; 130 after Ctrl-C.
     """
+    if argv is None:
+        return as_process(lambda: main(sys.argv[1:]))
     # A script's `composer &` starts it with SIGINT ignored; Ctrl-C and `kill -INT` must end a run all the same.
     # SIGTERM is what schedulers and containers send, SIGHUP a terminal that closes: they end a run as Ctrl-C does.
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -53,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.argv[0] = "composer"
     try:
         _find_plugins()
-        return _dispatch(list(sys.argv[1:] if argv is None else argv))
+        return _dispatch(list(argv))
     except ComposerError as error:
         say_error(error)
         return error.exit_code

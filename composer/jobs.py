@@ -20,6 +20,7 @@ from omegaconf.errors import OmegaConfBaseException
 from composer import config as config_files
 from composer.compose import HydraSession, directory
 from composer.errors import ComposerError, ConfigError, MachineError, ResumeError, is_disk_full
+from composer.interrupts import no_lost_interrupt
 from composer.plan import RunPlan, make_plan
 from composer.plan import save as save_plan
 from composer.pretrain.mix import look_at_sources
@@ -89,7 +90,8 @@ def execute(config: Config, plan: RunPlan, run_dir: Path) -> int:
         directory.set_status(Status.running)
         status = Status.failed
         try:
-            from composer.run import run
+            with no_lost_interrupt():
+                from composer.run import run
 
             code = run(config, plan, run_dir)
             status = {0: Status.finished, INTERRUPTED: Status.interrupted}.get(code, Status.failed)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from pathlib import Path
@@ -51,6 +52,10 @@ def run_sweep(session: HydraSession, command: str, overrides: list[str]) -> int:
     where = [f"hydra.sweep.dir={quoted(str(sweep_dir))}", "hydra.mode=MULTIRUN"]
     try:
         session.hydra.multirun(session.config_name, sweep_job, [*kept, *where])
+    except KeyboardInterrupt:
+        with contextlib.suppress(OSError):
+            sweep_dir.rmdir()  # if nothing is in it yet
+        raise
     except HydraException as error:
         raise ConfigError("hydra.sweeper", str(cfg.hydra.sweeper._target_), " ".join(str(error).split())) from error
     return 0

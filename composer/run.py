@@ -23,6 +23,7 @@ from composer.doctor import examine
 from composer.errors import ClusterError, ComposerError, MachineError
 from composer.evaluation.stage import read_groups
 from composer.instantiate import instantiate
+from composer.interrupts import ENDING, end_at_once, no_lost_interrupt
 from composer.layout import Layout
 from composer.plan import RunPlan, StagePlan
 from composer.rehearsal import rehearse
@@ -37,7 +38,6 @@ from composer.tracking.mlflow import Record
 from composer.tracking.plots import read_metrics
 from composer.tracking.state import FAILED
 
-_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 GIVE_UP_DEADLINE_S = 3.0
 """How long the record may still be sent before a driver that hangs inside Ray is ended."""
 
@@ -60,19 +60,20 @@ def run(config: Config, plan: RunPlan, run_dir: Path) -> int:
     layout = Layout(run_dir)
     clock = Clock(layout.times)
     label = run_label(run_dir)
-    launcher: Launcher = instantiate(
-        config.launcher, config.plugins, key="launcher", run_label=label, resources=plan.resources
-    )
-    backend = instantiate(config.env.sandbox, config.plugins, key="env.sandbox", run_label=label)
-    swept = launcher.sweep() + backend.sweep() + engine.sweep() + _sweep_weights(config)
-    if swept:
-        console.info(f"removed what runs that were killed on this machine had left behind ({swept})")
-    check_machine(examine(config, plan))
-    missing = [s for s in config.stages if layout.results(s) is None]
-    for warning in rehearse(config) if missing else ():
-        console.warn(warning)
-    check_left(missing, layout)
-    record = Record.open(config, run_dir, warn=console.warn, tags={"name": plan.name})
+    with no_lost_interrupt():
+        launcher: Launcher = instantiate(
+            config.launcher, config.plugins, key="launcher", run_label=label, resources=plan.resources
+        )
+        backend = instantiate(config.env.sandbox, config.plugins, key="env.sandbox", run_label=label)
+        swept = launcher.sweep() + backend.sweep() + engine.sweep() + _sweep_weights(config)
+        if swept:
+            console.info(f"removed what runs that were killed on this machine had left behind ({swept})")
+        check_machine(examine(config, plan))
+        missing = [s for s in config.stages if layout.results(s) is None]
+        for warning in rehearse(config) if missing else ():
+            console.warn(warning)
+        check_left(missing, layout)
+        record = Record.open(config, run_dir, warn=console.warn, tags={"name": plan.name})
     clock.save()  # after the record has read when an earlier start was killed
 
     def give_up(error: ClusterError) -> None:
@@ -162,7 +163,7 @@ async def _run_stages(
 
 
 def _end_early(watch: cluster.Watch) -> list[ClusterError]:
-    """Let the first signal of `_ENDING`, or the end of Ray, end the run in an orderly way; nothing cuts that short.
+    """Let the first signal of `ENDING`, or the end of Ray, end the run in an orderly way; nothing cuts that short.
 
     After the cluster's start, since Ray installs a handler of its own for SIGTERM.
 
@@ -186,7 +187,7 @@ def _end_early(watch: cluster.Watch) -> list[ClusterError]:
         end(error)
 
     watch.on_end(lambda error: loop.call_soon_threadsafe(ray_ended, error))
-    for number in _ENDING:
+    for number in ENDING:
         if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # `nohup` ignores it, and means it
             loop.add_signal_handler(number, end)
     return errors
@@ -196,17 +197,21 @@ def _end_early(watch: cluster.Watch) -> list[ClusterError]:
 def _cluster(launcher: Launcher, backend: SandboxBackend, watch: cluster.Watch) -> Iterator[cluster.Watch]:
     """The Ray cluster. Outside the event loop, so that Ctrl-C ends a start that is under way."""
     # Those of before the start: Ray replaces one, and an event loop that closes leaves the system's defaults.
-    before = {number: signal.getsignal(number) for number in _ENDING}
+    before = {number: signal.getsignal(number) for number in ENDING}
     with watch:
         try:
-            with no_lost_interrupt():
-                launcher.start()
+            try:
+                with no_lost_interrupt():
+                    launcher.start()
+            except KeyboardInterrupt:
+                end_at_once()
+                raise
             cluster.keep_rays_messages_off_the_console()
             yield watch
         finally:
             watch.expect_end()
             # What is on its way to its end is not to be cut short; whoever is in a hurry still has SIGKILL.
-            for number in _ENDING:
+            for number in ENDING:
                 signal.signal(number, signal.SIG_IGN)
             try:
                 launcher.stop()
@@ -216,29 +221,6 @@ def _cluster(launcher: Launcher, backend: SandboxBackend, watch: cluster.Watch) 
             finally:
                 for number, handler in before.items():
                     signal.signal(number, handler)
-
-
-@contextlib.contextmanager
-def no_lost_interrupt() -> Iterator[None]:
-    """Raise KeyboardInterrupt at the end if SIGINT came and nothing did.
-
-    Python prints and forgets what is raised in a callback, such as the ones that logging runs around each fork of a
-    process, and Ray forks many.
-    """
-    came = False
-
-    def note(number: int, frame: object) -> None:
-        nonlocal came
-        came = True
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGINT, note)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-    if came:
-        raise KeyboardInterrupt
 
 
 def end_process(error: ComposerError, directory: RunDirectory, endings: Iterable[Callable[[], object]]) -> NoReturn:

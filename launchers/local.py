@@ -94,10 +94,10 @@ class LocalLauncher:
 
     def stop(self) -> None:
         """Shut Ray down, end what is left of the run's processes, and remove the folder."""
-        import ray
-
         if threading.get_ident() == self._thread:  # another thread only calls while this one hangs inside Ray
             with contextlib.suppress(Exception):  # a cluster that is half dead must not keep the rest from cleaning up
+                import ray
+
                 ray.shutdown()
         sweep_processes(self.owner.label)
         if self._folder is not None:

@@ -78,9 +78,9 @@ class RayLauncher:
 
     def stop(self) -> None:
         """Disconnect; the run's actors end with the connection, the cluster stays."""
-        import ray
+        with contextlib.suppress(Exception):  # the cluster may be gone already, or Ray's import was interrupted
+            import ray
 
-        with contextlib.suppress(Exception):  # the cluster may be gone already
             ray.shutdown()
 
     def check(self) -> list[Finding]:

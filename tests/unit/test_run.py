@@ -1,8 +1,5 @@
 """What a run says of itself at its end, from what lies in its directory."""
 
-import contextlib
-import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +11,7 @@ from composer.compose import compose
 from composer.errors import ResumeError
 from composer.layout import Layout
 from composer.plan import make_plan
-from composer.run import check_left, no_lost_interrupt, summarise
+from composer.run import check_left, summarise
 from composer.rundir import RunDirectory, Status
 from composer.schema import Stage
 from composer.tracking.journal import Journal
@@ -78,13 +75,3 @@ time.sleep(100)
     assert first == "composer: Ray's raylet ended" and second.endswith(str(tmp_path / "logs"))
     assert third.startswith("composer: what is finished is kept") and third.endswith(f"composer resume={tmp_path}")
     assert RunDirectory(tmp_path).status is Status.failed
-
-
-def test_an_interrupt_that_got_lost_on_its_way_is_raised_at_the_end() -> None:
-    # `suppress` stands for a callback, whose errors Python ignores.
-    with pytest.raises(KeyboardInterrupt), no_lost_interrupt(), contextlib.suppress(KeyboardInterrupt):
-        os.kill(os.getpid(), signal.SIGINT)
-        signal.sigtimedwait([], 5)
-    with no_lost_interrupt():
-        pass
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

@@ -1,0 +1,73 @@
+"""Signals that end a run: none is lost, and the process that they end does so with its own exit code."""
+
+import contextlib
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from composer.interrupts import ENDING, no_lost_interrupt
+
+
+@pytest.fixture(autouse=True)
+def handlers():
+    """As the command sets them."""
+    before = {number: signal.signal(number, signal.default_int_handler) for number in ENDING}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.parametrize("number", ENDING)
+def test_an_interrupt_that_got_lost_on_its_way_is_raised_at_the_end(number: signal.Signals) -> None:
+    # `suppress` stands for a callback, whose errors Python ignores.
+    with pytest.raises(KeyboardInterrupt), no_lost_interrupt(), contextlib.suppress(KeyboardInterrupt):
+        signal.raise_signal(number)
+    with no_lost_interrupt():
+        pass
+    assert signal.getsignal(number) is signal.default_int_handler
+
+
+def test_what_an_interrupt_broke_is_an_interrupt() -> None:
+    with pytest.raises(KeyboardInterrupt), no_lost_interrupt():
+        with contextlib.suppress(KeyboardInterrupt):  # around an optional import, say
+            signal.raise_signal(signal.SIGINT)
+        raise ImportError("partially initialized module")
+
+
+def test_other_errors_stay_what_they_are() -> None:
+    with pytest.raises(ImportError), no_lost_interrupt():
+        raise ImportError("no such module")
+
+
+def test_a_signal_that_is_ignored_stays_so() -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    with no_lost_interrupt():
+        signal.raise_signal(signal.SIGHUP)
+    assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+def test_a_process_ends_with_the_commands_code_and_all_that_is_to_be_done_at_its_end(at_once: bool) -> None:
+    code = f"""
+import atexit, sys
+from composer.interrupts import as_process, end_at_once
+
+class Crashing:
+    def __del__(self):
+        print("torn down", flush=True)
+
+def command():
+    global crashing
+    crashing = Crashing()
+    atexit.register(lambda: print("at its end"))
+    if {at_once}:
+        end_at_once()
+    return 130
+
+sys.exit(as_process(command))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 130, done.stderr
+    assert done.stdout == "at its end\n" + ("" if at_once else "torn down\n")
