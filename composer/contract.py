@@ -212,7 +212,11 @@ class Tool(Protocol):
 
 
 class Taskset(Protocol):
-    """A deterministic, possibly endless sequence of tasks."""
+    """A deterministic, possibly endless sequence of tasks.
+
+    A taskset that knows right solutions may have `reference(task) -> dict[str, bytes]`, the files of one: a run is then
+    refused before it starts if the graders do not accept it.
+    """
 
     name: str
 
@@ -248,6 +252,10 @@ class Grader(Protocol):
 
     It has `env.episode_timeout_s` for it. A grader that queues for machines, and bounds the work after that by itself,
     sets `bounds_itself = True` instead: the wait in its queue is then no failure.
+
+    A grader may have `async check(task, reference, backend)`, which is asked once a split before a run starts. It
+    raises a `TaskError` if the task's untouched files, or those of the `reference` unless it is None, are not graded as
+    they have to be.
     """
 
     name: str

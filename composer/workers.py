@@ -21,6 +21,7 @@ from composer import config as config_files
 from composer.instantiate import instantiate
 from composer.layout import Layout
 from composer.rehearsal import check_lengths
+from composer.rollout import preflight
 from composer.rollout.chat import TEMPLATES, Chat, install_template
 from composer.rollout.episode import Env, EnvSettings, Rubric
 from composer.rollout.generator import GeneratorPool, Replica
@@ -28,7 +29,7 @@ from composer.rollout.parts import BlockedLoop, make_task
 from composer.rollout.sessions import record_sessions, render_session, session_text
 from composer.rundir import find_plugins
 from composer.schema import ChatTemplate, Config, SourceKind, Stage, TargetConfig
-from composer.types import Generation, Group, Outcome, Split, Trajectory
+from composer.types import Generation, Group, Split
 
 if TYPE_CHECKING:
     import numpy as np
@@ -292,17 +293,23 @@ class EnvWorker:
         return self._num_recorded
 
     async def check_tasks(self) -> None:
-        """Grade the untouched state of the first task of each split: tests that cannot run are found now, not in RL.
+        """Find out now and not in RL what is wrong with the tasks, and what an agent could read that it must not.
 
         Raises:
-            TaskError: they cannot run, or the taskset broke.
-            SandboxError, GradingError: the grader failed.
+            TaskError: a task's tests cannot run or do not tell right from wrong, or the taskset broke.
+            MachineError: the run directory, or what tasks and graders are made of, can be read in a sandbox.
+            SandboxError, GradingError: the sandbox or a grader failed.
         """
         self._watch_loop()
-        for split in Split:
-            task = make_task(self.taskset, split, 0)
-            nobody = Trajectory(task.id, "check", "check", [], [], Outcome.FINISHED, None)
-            await self.rubric.grade(task, task.files, self.backend, nobody, self.settings.episode_timeout_s)
+        private = {
+            path: "move it to a folder that sandboxes do not see"
+            for path in preflight.sources([self.taskset, *self.rubric.graders.values()])
+        }
+        private[self.layout.run_dir.resolve() / config_files.CONFIG_FILE] = (
+            f"set run_root, which is {self.config.run_root!r}, to a folder that sandboxes do not see"
+        )
+        await preflight.check_sight(private, self.backend, self.settings.limits)
+        await preflight.check_tasks(self.taskset, self.rubric, self.backend, self.settings.episode_timeout_s)
 
     async def connect(self, replicas: Mapping[str, Any]) -> None:
         """Where the policy answers.
