@@ -50,6 +50,11 @@ def test_what_can_be_changed(line: str, folder: Path, capsys: pytest.CaptureFixt
     assert main(["plan", *words]) == 0, capsys.readouterr()
 
 
+def test_the_short_quickstart(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    [line] = re.findall(r'^    make quickstart ARGS="(.*)"$', README, re.MULTILINE)
+    assert main(["plan", *shlex.split(line)]) == 0, capsys.readouterr()
+
+
 def test_the_helps_examples(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--help"]) == 0
     examples = re.findall(
