@@ -3,6 +3,7 @@
     owner (the backend's process)
     `- watchdog (watchdog.py)
        `- fork server   PID 1 of a PID namespace: when it ends, the kernel ends everything below it
+          |- launcher   forks bwrap (launcher.py)
           |- bwrap      one a sandbox; its child is the sandbox's PID 1
           `- supervisor one a sandbox (supervisor.py)
 
@@ -16,7 +17,6 @@ Control channel: a SOCK_SEQPACKET pair, one JSON message a packet, file descript
 from __future__ import annotations
 
 import contextlib
-import functools
 import gc
 import json
 import os
@@ -30,7 +30,8 @@ import traceback
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
-from envs.sandbox import limits, linux, rootfs, supervisor, warm
+from envs.sandbox import linux, rootfs, supervisor, warm
+from envs.sandbox.launcher import Launcher
 from envs.sandbox.seccomp import build_filter
 
 CLOSED = 3
@@ -38,8 +39,6 @@ CLOSED = 3
 
 _MESSAGE_BYTES = 2**16
 _PACKET_FDS = 8
-_BWRAP = "/bwrap/bwrap"
-_SECCOMP_FD, _INFO_FD = 98, 99
 
 
 def run(control: socket.socket, settings: dict[str, Any]) -> NoReturn:
@@ -57,11 +56,12 @@ def run(control: socket.socket, settings: dict[str, Any]) -> NoReturn:
         linux.unshare(linux.CLONE_NEWNS)
         tree = rootfs.Rootfs.from_dict(settings["rootfs"])
         rootfs.build(tree, settings["state"] + "/root")
+        launcher = Launcher(tree, environment(tree))
         if tree.python:
             warm.preload()
         gc.collect()
         gc.freeze()
-        server = ForkServer(control, tree)
+        server = ForkServer(control, tree, launcher)
     except BaseException as e:  # noqa: BLE001 - the owner must learn why
         control.send(json.dumps({"error": f"{type(e).__name__}: {e}"}).encode())
         os._exit(1)
@@ -101,9 +101,9 @@ class _Running:
 class ForkServer:
     """Starts and ends sandboxes on request; tells the owner when one has ended."""
 
-    def __init__(self, control: socket.socket, tree: rootfs.Rootfs) -> None:
+    def __init__(self, control: socket.socket, tree: rootfs.Rootfs, launcher: Launcher) -> None:
         """The process is PID 1 of its namespace and has its own root directory."""
-        self._control, self._tree = control, tree
+        self._control, self._tree, self._launcher = control, tree, launcher
         self._seccomp = {grouped: build_filter(shared_memory=grouped) for grouped in (True, False)}
         self._environment = environment(tree)
         self._sandboxes: dict[str, _Running] = {}
@@ -165,12 +165,17 @@ class ForkServer:
         # PID 1 is `cat`: the byte comes back as soon as it runs, that is, when the sandbox is complete.
         os.write(stdin_write, b"r")
         os.set_blocking(output_read, False)
-        arguments = self._arguments(request["disk_bytes"])
-        monitor = os.fork()
-        if monitor == 0:
-            self._become_bwrap(request, arguments, rest, stdin_read, output_write, info_write)
-        for fd in (stdin_read, output_write, info_write):
-            os.close(fd)
+        try:
+            streams = (stdin_read, output_write, info_write)
+            monitor = self._launcher.start(request["disk_bytes"], request["grouped"], streams, rest)
+        except OSError as e:
+            for fd in (*fds, stdin_write, output_read, info_read):
+                os.close(fd)
+            self._tell({"event": "ended", "id": request["id"], "reason": str(e)})
+            return
+        finally:
+            for fd in (stdin_read, output_write, info_write):
+                os.close(fd)
         sandbox = _Running(
             request["id"],
             request,
@@ -186,69 +191,6 @@ class ForkServer:
         )
         self._sandboxes[sandbox.name] = sandbox
         self._selector.register(output_read, selectors.EVENT_READ, sandbox)
-
-    def _become_bwrap(
-        self, request: dict[str, Any], arguments: list[str], attach: list[int], stdin: int, output: int, info: int
-    ) -> NoReturn:
-        try:
-            os.dup2(stdin, 0)
-            os.dup2(output, 1)
-            os.dup2(output, 2)
-            for fd in attach:
-                os.write(fd, b"0")
-            linux.unshare(linux.CLONE_NEWNS)
-            size = request["disk_bytes"] - limits.shm_bytes(request["disk_bytes"])
-            # A file takes a page at least; without a bound, empty files would take kernel memory instead.
-            linux.mount(
-                "tmpfs",
-                "/disk",
-                "tmpfs",
-                linux.MS_NOSUID | linux.MS_NODEV,
-                f"mode=0755,size={size},nr_inodes={max(size // 4096, 64)}",
-            )
-            os.mkdir("/disk/upper", 0o755)  # noqa: PTH102
-            os.mkdir("/disk/work", 0o755)  # noqa: PTH102
-            uid = self._tree.uid
-            if uid:
-                os.chown("/disk/upper", uid, uid)
-                os.chown("/disk/work", uid, uid)
-                os.setgroups([])
-                os.setresgid(uid, uid, uid)
-                os.setresuid(uid, uid, uid)
-            # Ignored SIGCHLD survives exec: the kernel then reaps PID 1's adopted children by itself.
-            signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-            signal.set_wakeup_fd(-1)
-            os.dup2(info, _INFO_FD)
-            program = os.memfd_create("seccomp")
-            os.write(program, self._seccomp[request["grouped"]])
-            os.lseek(program, 0, os.SEEK_SET)
-            os.dup2(program, _SECCOMP_FD)
-            for fd in (_INFO_FD, _SECCOMP_FD):
-                os.set_inheritable(fd, True)  # dup2 of a number to itself changes nothing
-            os.execv(_BWRAP, arguments)
-        except OSError as e:
-            os.write(2, str(e).encode())
-        finally:
-            os._exit(1)
-
-    @functools.cache  # noqa: B019 - there is one fork server, for as long as its process lives
-    def _arguments(self, disk_bytes: int) -> list[str]:
-        """Bubblewrap's command line; made before the fork, since each page that a child touches has to be copied."""
-        settings = [word for name, value in self._environment.items() for word in ("--setenv", name, value)]
-        # In an ordinary user's sandbox that user owns what root should: its modes protect nothing.
-        kept = () if self._tree.uid else ("--ro-bind", "/skel/etc", "/etc", "--ro-bind", "/skel/opt", "/opt")
-        return [
-            _BWRAP,
-            *("--unshare-all", "--unshare-user", "--disable-userns", "--uid", "1000", "--gid", "1000"),
-            *("--hostname", self._tree.hostname, "--new-session", "--die-with-parent", "--as-pid-1"),
-            *("--cap-drop", "ALL", "--seccomp", str(_SECCOMP_FD), "--info-fd", str(_INFO_FD), "--clearenv", *settings),
-            *("--overlay-src", "/skel", "--overlay", "/disk/upper", "/disk/work", "/"),
-            *kept,
-            *rootfs.bwrap_binds(self._tree.python),
-            *("--proc", "/proc", "--dev", "/dev"),
-            *("--size", str(limits.shm_bytes(disk_bytes)), "--perms", "1777", "--tmpfs", "/dev/shm"),
-            *("--remount-ro", "/dev", "--chdir", "/", "--argv0", "/usr/bin/cat", "--", rootfs.PID1),
-        ]
 
     def _on_sandbox(self, sandbox: _Running, fd: int) -> None:
         if fd == sandbox.init_pidfd:

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import ctypes
 import os
+import signal
 from pathlib import Path
 
+_CLONE_PARENT = 0x00008000
 CLONE_NEWNS = 0x00020000
 CLONE_NEWCGROUP = 0x02000000
 CLONE_NEWUTS = 0x04000000
@@ -36,12 +38,15 @@ _PR_CAP_AMBIENT_CLEAR_ALL = 4
 _SECCOMP_MODE_FILTER = 2
 _CAPABILITY_VERSION_3 = 0x20080522
 
-# pivot_root has no wrapper in glibc; its number differs between the architectures that seccomp.py knows.
+# These have no wrapper in glibc, or not this one; numbers differ between the architectures that seccomp.py knows.
 _PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
+_CLONE = {"x86_64": 56, "aarch64": 220}
 
 _NUM_CAPABILITIES = int(Path("/proc/sys/kernel/cap_last_cap").read_text()) + 1
 
 _libc = ctypes.CDLL(None, use_errno=True)
+# Keeps the interpreter's lock, as a child that returns from `clone` needs it.
+_locked_libc = ctypes.PyDLL(None, use_errno=True)
 
 
 def _check(result: int, what: str) -> None:
@@ -66,6 +71,18 @@ def mount(source: str | None, target: str, kind: str | None, flags: int, data: s
     _check(_libc.mount(raw[0], raw[1], raw[2], ctypes.c_ulong(flags), raw[3]), f"mount {source or kind} on {target}")
 
 
+def fork_for_parent() -> int:
+    """Fork a child that is the child of this process's parent; 0 in the child, which may do little more than exec.
+
+    Nothing that Python or the C library do at a fork is done: there must be one thread.
+    """
+    number = ctypes.c_long(_CLONE[os.uname().machine])
+    flags = ctypes.c_ulong(_CLONE_PARENT | signal.SIGCHLD)
+    pid = _locked_libc.syscall(number, flags, None, None, None, None)
+    _check(pid, "clone")
+    return pid
+
+
 def pivot_root(new_root: str) -> None:
     """Make the mount point `new_root` the root directory and drop the old one from the mount namespace."""
     os.chdir(new_root)
@@ -85,9 +102,9 @@ def drop_capabilities() -> None:
     _check(_libc.capset(header, nothing), "capset")
 
 
-def set_parent_death_signal(signal: int) -> None:
-    """Have the kernel send `signal` to this process when the thread that forked it ends."""
-    _check(_libc.prctl(_PR_SET_PDEATHSIG, signal, 0, 0, 0), "prctl(PR_SET_PDEATHSIG)")
+def set_parent_death_signal(number: int) -> None:
+    """Have the kernel send the signal `number` to this process when the thread that forked it ends."""
+    _check(_libc.prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0), "prctl(PR_SET_PDEATHSIG)")
 
 
 def set_dumpable(dumpable: bool) -> None:
