@@ -15,22 +15,31 @@ ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @contextlib.contextmanager
-def no_lost_interrupt() -> Iterator[None]:
+def no_lost_interrupt(again_s: float | None = None) -> Iterator[None]:
     """Raise KeyboardInterrupt at the end if a signal that interrupts came and nothing, or something else, was raised.
 
     Python prints and forgets what is raised in a callback, such as those that logging runs around each fork of a
     process (Ray forks many), and libraries catch whatever an optional import raises: half imported, they fail later.
+
+    Args:
+        again_s: raise it once more if it has led nowhere after so many seconds, and so on; None: only at the end, for
+            code that cleans up after itself.
     """
-    came = False
+    came = over = False
 
     def note(number: int, frame: object) -> None:
         nonlocal came
+        if over:
+            return
         came = True
+        if again_s is not None:
+            signal.setitimer(signal.ITIMER_REAL, again_s)
         raise KeyboardInterrupt
 
     noted = [number for number in ENDING if signal.getsignal(number) is signal.default_int_handler]
     for number in noted:
         signal.signal(number, note)
+    alarm = signal.signal(signal.SIGALRM, note) if again_s is not None else None
     try:
         yield
     except Exception:
@@ -38,6 +47,11 @@ def no_lost_interrupt() -> Iterator[None]:
             raise KeyboardInterrupt from None
         raise
     finally:
+        over = True
+        if alarm is not None:
+            if came:
+                signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, alarm)
         for number in noted:
             if signal.getsignal(number) is note:
                 signal.signal(number, signal.default_int_handler)

@@ -201,7 +201,7 @@ def _cluster(launcher: Launcher, backend: SandboxBackend, watch: cluster.Watch) 
     with watch:
         try:
             try:
-                with no_lost_interrupt():
+                with no_lost_interrupt(again_s=1.0):
                     launcher.start()
             except KeyboardInterrupt:
                 end_at_once()

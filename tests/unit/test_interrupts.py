@@ -36,6 +36,30 @@ def test_what_an_interrupt_broke_is_an_interrupt() -> None:
         raise ImportError("partially initialized module")
 
 
+def test_an_interrupt_that_leads_nowhere_is_raised_again() -> None:
+    # In a process of its own: pytest's timeouts use the same timer.
+    code = """
+import contextlib, signal, time
+from composer.interrupts import no_lost_interrupt
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
+began = time.monotonic()
+try:
+    with no_lost_interrupt(again_s=0.2):
+        for _ in range(2):
+            with contextlib.suppress(KeyboardInterrupt):
+                signal.raise_signal(signal.SIGINT)
+        time.sleep(60)
+except KeyboardInterrupt:
+    print("interrupted", time.monotonic() - began < 30)
+with no_lost_interrupt(again_s=0.2):
+    print(signal.getitimer(signal.ITIMER_REAL))
+print(signal.getsignal(signal.SIGALRM) is signal.SIG_DFL)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100)
+    assert done.stdout.splitlines() == ["interrupted True", "(0.0, 0.0)", "True"], done.stderr
+
+
 def test_other_errors_stay_what_they_are() -> None:
     with pytest.raises(ImportError), no_lost_interrupt():
         raise ImportError("no such module")
