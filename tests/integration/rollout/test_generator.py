@@ -17,6 +17,7 @@ import ray
 
 from composer.errors import EngineDeadError, GeneratorError, WeightSyncError
 from composer.identity import start_time
+from composer.rollout import engine
 from composer.rollout.generator import GeneratorPool, Replica
 from composer.schema import GeneratorConfig, WeightSyncConfig
 from composer.types import Probe
@@ -155,3 +156,5 @@ def test_a_real_replica_loads_the_newest_version_and_dies_with_its_actor(tmp_pat
         time.sleep(0.05)
     with pytest.raises(GeneratorError, match="replica='generator-0': its process is dead"):
         asyncio.run(pool.generate(context, episode_id="e", max_tokens=1))
+    engine.sweep()  # its sockets, which go as soon as it is dead, reaped or not
+    assert not list(Path(tempfile.gettempdir()).glob(f"composer-engine-*-{actor_pid}-*"))

@@ -29,11 +29,13 @@ def test_memory(backend: BubblewrapBackend, run: Callable) -> None:
     waits = "; ".join(f"wait $p{i}; echo $?" for i in range(5))
     result = run(sandbox.shell(f"{hogs}\n{waits}"))
     codes = result.output.split()
-    if len(codes) < 5:  # without control groups nobody can say who took too much: all of the command is killed
+    grouped = len(codes) == 5
+    if not grouped:  # without control groups nobody can say who took too much: all of the command is killed
         assert result.exit_code == 137
     assert codes.count(b"0") <= 2
     assert run(sandbox.shell("echo alive")).output.endswith(b"alive\n")
-    assert run(sandbox.stats()).peak_memory_bytes <= 128 * MIB
+    # Without them the memory is looked at every few milliseconds, in which a little more can be taken.
+    assert run(sandbox.stats()).peak_memory_bytes <= (128 if grouped else 160) * MIB
     run(sandbox.stop())
 
 
