@@ -29,7 +29,8 @@ def test_memory(backend: BubblewrapBackend, run: Callable) -> None:
     waits = "; ".join(f"wait $p{i}; echo $?" for i in range(5))
     result = run(sandbox.shell(f"{hogs}\n{waits}"))
     codes = result.output.split()
-    grouped = result.exit_code != 137  # without control groups all of the command is killed: nobody knows who is to blame
+    # Without control groups all of the command is killed: nobody knows which of its processes is to blame.
+    grouped = result.exit_code != 137
     assert codes.count(b"0") <= 2 and (codes.count(b"137") >= 1 or not grouped)
     assert run(sandbox.shell("echo alive")).output.endswith(b"alive\n")
     # Without them the memory is looked at every few milliseconds, in which a little more can be taken.
