@@ -264,6 +264,8 @@ class ForkServer:
                 return
             if pid == 0:
                 return
+            if pid == self._launcher.pid:
+                os._exit(1)  # the owner starts another fork server when it next needs one
             for sandbox in [s for s in self._sandboxes.values() if pid in s.alive]:
                 sandbox.alive.discard(pid)
                 if sandbox.alive:

@@ -39,7 +39,8 @@ class Launcher:
             environment: of every program in them.
         """
         self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        if os.fork() == 0:
+        self.pid = os.fork()
+        if self.pid == 0:
             linux.set_parent_death_signal(signal.SIGKILL)
             os.closerange(3, theirs.fileno())
             os.closerange(theirs.fileno() + 1, resource.getrlimit(resource.RLIMIT_NOFILE)[0])

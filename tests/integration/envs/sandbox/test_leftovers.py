@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from composer.contract import SandboxLimits
@@ -204,11 +205,16 @@ def test_close_stops_all_and_the_backend_can_be_used_again(run: Callable) -> Non
     run(scenario())
 
 
-def test_a_dead_fork_server_is_an_error_and_then_replaced(run: Callable) -> None:
+@pytest.mark.parametrize("victim", ["watchdog", "fork server", "launcher"])
+def test_a_dead_fork_server_is_an_error_and_then_replaced(run: Callable, victim: str) -> None:
     async def scenario() -> None:
         backend = BubblewrapBackend("replaced", python=False)
         sandbox = await backend.start({}, SandboxLimits())
-        os.kill(backend._server.watchdog, signal.SIGKILL)
+        watchdog = psutil.Process(backend._server.watchdog)
+        [server] = watchdog.children()
+        launcher = min(server.children(), key=psutil.Process.create_time)
+        assert launcher.name() != "bwrap"
+        {"watchdog": watchdog, "fork server": server, "launcher": launcher}[victim].kill()
         with pytest.raises(SandboxError):
             await sandbox.shell("sleep 5")
         await asyncio.sleep(0.1)
