@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import logging
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -59,24 +60,22 @@ def no_lost_interrupt(again_s: float | None = None) -> Iterator[None]:
         raise KeyboardInterrupt
 
 
-_ends_at_once = False
-
-
-def end_at_once() -> None:
-    """Let this process end without Python's tear-down, in which Ray's library crashes if its start was interrupted."""
-    global _ends_at_once
-    _ends_at_once = True
-
-
 def as_process(command: Callable[[], int]) -> int:
-    """Run a command whose exit code is that of this process, also if it ends at once."""
+    """Run a command as what its process is for; the process ends as soon as all is done that is registered for its end.
+
+    Python's tear-down after that would take seconds with Ray's library loaded, and crash if its start was interrupted.
+    """
     code = 1
 
     def end() -> None:
-        if _ends_at_once:
-            give_up_failed()
-            os._exit(code)
+        logging.shutdown()
+        give_up_failed()
+        os._exit(code)
 
-    atexit.register(end)  # before anything else is, so that it is called last
-    code = command()
+    atexit.register(end)  # before all but logging's, so that it is called after them
+    try:
+        code = command()
+    except SystemExit as ended:
+        code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+        raise
     return code

@@ -23,7 +23,7 @@ from composer.doctor import examine
 from composer.errors import ClusterError, ComposerError, MachineError
 from composer.evaluation.stage import read_groups
 from composer.instantiate import instantiate
-from composer.interrupts import ENDING, end_at_once, no_lost_interrupt
+from composer.interrupts import ENDING, no_lost_interrupt
 from composer.layout import Layout
 from composer.plan import RunPlan, StagePlan
 from composer.rehearsal import rehearse
@@ -200,12 +200,8 @@ def _cluster(launcher: Launcher, backend: SandboxBackend, watch: cluster.Watch) 
     before = {number: signal.getsignal(number) for number in ENDING}
     with watch:
         try:
-            try:
-                with no_lost_interrupt(again_s=1.0):
-                    launcher.start()
-            except KeyboardInterrupt:
-                end_at_once()
-                raise
+            with no_lost_interrupt(again_s=1.0):
+                launcher.start()
             cluster.keep_rays_messages_off_the_console()
             yield watch
         finally:

@@ -72,11 +72,13 @@ def test_a_signal_that_is_ignored_stays_so() -> None:
     assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
 
 
-@pytest.mark.parametrize("at_once", [True, False])
-def test_a_process_ends_with_the_commands_code_and_all_that_is_to_be_done_at_its_end(at_once: bool) -> None:
-    code = f"""
+@pytest.mark.parametrize(
+    ("last", "code"), [("return 130", 130), ("sys.exit(2)", 2), ("sys.exit()", 0), ("sys.exit('why')", 1), ("1 / 0", 1)]
+)
+def test_a_process_does_all_that_is_registered_for_its_end_and_no_more(last: str, code: int) -> None:
+    program = f"""
 import atexit, sys
-from composer.interrupts import as_process, end_at_once
+from composer.interrupts import as_process
 
 class Crashing:
     def __del__(self):
@@ -86,12 +88,11 @@ def command():
     global crashing
     crashing = Crashing()
     atexit.register(lambda: print("at its end"))
-    if {at_once}:
-        end_at_once()
-    return 130
+    {last}
 
 sys.exit(as_process(command))
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    assert done.returncode == 130, done.stderr
-    assert done.stdout == "at its end\n" + ("" if at_once else "torn down\n")
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (code, "at its end\n"), done.stderr
+    assert ("ZeroDivisionError" in done.stderr) == (last == "1 / 0")
+    assert ("why" in done.stderr) == ("why" in last)
