@@ -18,9 +18,8 @@ from composer.checks.common import (
     data_parallel_ranks,
     generates,
     gpus_needed,
-    keeps_reference,
-    largest_microbatch,
     optimizer_steps,
+    rank_memory,
     world_size,
 )
 from composer.config import PLAN_FILE, run_name, save_whole, to_dict
@@ -29,7 +28,6 @@ from composer.models.sizes import (
     count_parameters,
     generator_memory,
     sequence_multiple,
-    trainer_memory,
     training_flops_per_token,
 )
 from composer.schema import Accelerator, Config, Dtype, PhaseKind, SourceConfig, SourceKind, Stage, SyncMethod
@@ -317,7 +315,7 @@ def _memory(config: Config) -> Iterator[MemoryLine]:
     count = count_parameters(config.model)
     if Stage.pretrain in config.stages or Stage.rl in config.stages:
         holder = "trainer rank"
-        memory = trainer_memory(config.model, config.parallel, largest_microbatch(config), keeps_reference(config))
+        memory = rank_memory(config)
         yield MemoryLine(holder, "weights, float32 shard", memory.parameters)
         yield MemoryLine(holder, "gradients, float32 shard", memory.gradients)
         yield MemoryLine(holder, "AdamW moments, float32 shard", memory.optimizer)

@@ -10,13 +10,13 @@ import re
 from collections.abc import Iterator, Sequence
 from urllib.parse import unquote_plus, urlsplit
 
-from composer.checks.common import generates, gpus_needed, keeps_reference, largest_microbatch
+from composer.checks.common import generates, gpus_needed, rank_memory
 from composer.checks.mesh import check_cluster, check_generator, check_mesh
 from composer.checks.stages import check_env, check_phases, check_rl, check_stages
 from composer.checks.unread import check_unread
 from composer.errors import ConfigError
 from composer.models.base import check_model
-from composer.models.sizes import count_parameters, generator_memory, pipeline_layers, trainer_memory
+from composer.models.sizes import count_parameters, generator_memory, pipeline_layers
 from composer.schema import Accelerator, Config, Dtype, Stage, SyncMethod
 
 _LEAST_TOLERANCE = 0.05
@@ -121,7 +121,7 @@ def _warnings(config: Config) -> Iterator[str]:
                 "apart under the same weights, and the first load would end the run; set 0.2"
             )
     if p.accelerator is Accelerator.cuda and p.gpu_memory_bytes:
-        memory = trainer_memory(model, p, largest_microbatch(config), keeps_reference(config))
+        memory = rank_memory(config)
         if memory.total > 0.9 * p.gpu_memory_bytes:
             yield (
                 f"a trainer rank may need {memory.total / 1e9:.0f} of a GPU's {p.gpu_memory_bytes / 1e9:.0f} GB: "

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from composer.errors import PlanError
-from composer.models.sizes import TOKENS_AT_ONCE, rows_at_once, sequence_multiple
+from composer.models.sizes import TOKENS_AT_ONCE, TrainerMemory, rows_at_once, sequence_multiple, trainer_memory
 from composer.schema import Accelerator, Config, ParallelConfig, PhaseConfig, PhaseKind, Stage
 
 
@@ -42,7 +42,7 @@ def optimizer_steps(phase: PhaseConfig) -> int:
 
 def largest_microbatch(config: Config) -> int:
     """Padded tokens of the largest forward and backward pass of one data-parallel rank, over all stages."""
-    parallel, tokens = config.parallel, [0]
+    parallel, tokens = config.parallel, [rl_microbatch(config)]
     pipelined = parallel.pipeline_parallel > 1
     # Tensor parallelism takes multiples of its ranks: the trainer fills up with rows that carry no loss.
     ranks = parallel.tensor_parallel
@@ -54,15 +54,26 @@ def largest_microbatch(config: Config) -> int:
                 tokens.append(next_multiple(rows, ranks) * length)
             else:  # rows are as long as a step's sessions: the shorter, the more of them at once
                 tokens.append(max(rows * length, min(mine * length, TOKENS_AT_ONCE)) + (ranks - 1) * length)
-    if Stage.rl in config.stages:
-        row = next_multiple(config.generator.max_model_len, sequence_multiple(config.model, parallel))
-        tokens.append(config.algorithm.microbatch_tokens + (ranks - 1) * row)
     return max(tokens)
+
+
+def rl_microbatch(config: Config) -> int:
+    """The same in RL alone; 0 without it."""
+    if Stage.rl not in config.stages:
+        return 0
+    row = next_multiple(config.generator.max_model_len, sequence_multiple(config.model, config.parallel))
+    return config.algorithm.microbatch_tokens + (config.parallel.tensor_parallel - 1) * row
 
 
 def keeps_reference(config: Config) -> bool:
     """Whether the trainer keeps the weights that RL starts from, for a KL penalty."""
     return Stage.rl in config.stages and config.algorithm.kl_coefficient > 0
+
+
+def rank_memory(config: Config) -> TrainerMemory:
+    """What one trainer rank holds at the peak of the run."""
+    tokens, rl_tokens = largest_microbatch(config), rl_microbatch(config)
+    return trainer_memory(config.model, config.parallel, tokens, keeps_reference(config), rl_tokens)
 
 
 def gpus_needed(config: Config) -> int:

@@ -10,8 +10,8 @@ from composer.checks.common import (
     generates,
     gpus_needed,
     keeps_reference,
-    largest_microbatch,
     next_multiple,
+    rank_memory,
     require,
     world_size,
 )
@@ -20,7 +20,6 @@ from composer.models.sizes import (
     kv_cache_bytes_per_token,
     pipeline_layers,
     position_multiple,
-    trainer_memory,
 )
 from composer.schema import Accelerator, Config, Dtype, Family, GeneratorConfig, ModelConfig, ParallelConfig, SyncMethod
 
@@ -197,7 +196,7 @@ def check_cluster(config: Config) -> None:
         )
     if not p.gpu_memory_bytes:
         return
-    fixed = trainer_memory(config.model, p, largest_microbatch(config), keeps_reference(config)).states
+    fixed = rank_memory(config).states
     held = "weights, reference, gradients" if keeps_reference(config) else "weights, gradients"
     require(
         fixed < p.gpu_memory_bytes,

@@ -204,7 +204,11 @@ class TrainerMemory:
 
 
 def trainer_memory(
-    model: ModelConfig, parallel: ParallelConfig, microbatch_tokens: int, reference: bool = False
+    model: ModelConfig,
+    parallel: ParallelConfig,
+    microbatch_tokens: int,
+    reference: bool = False,
+    rl_tokens: int = 0,
 ) -> TrainerMemory:
     """Estimate the memory of one rank.
 
@@ -214,6 +218,8 @@ def trainer_memory(
         microbatch_tokens: padded tokens that go through the model at once on one data-parallel rank, before the
             sequence is cut by context parallelism.
         reference: whether the weights that RL started from are kept, sharded like the parameters.
+        rl_tokens: the same number in RL alone; 0 without RL. Its logits are gathered: every tensor-parallel rank holds
+            the whole vocabulary of each token.
     """
     count, compute = count_parameters(model), _BYTES[parallel.param_dtype]
     shards = (
@@ -237,7 +243,8 @@ def trainer_memory(
     else:
         activations = tokens * in_flight * layers * _layer_activations(model) * compute
     # logits, their log-softmax and their gradient, in float32
-    logits = 3 * 4 * tokens * model.vocab_size / loss_chunks(model, parallel)
+    scored = max(tokens, rl_tokens / parallel.context_parallel)
+    logits = 3 * 4 * scored * model.vocab_size / loss_chunks(model, parallel)
     return TrainerMemory(
         parameters=int(_MASTER_BYTES * stored),
         gradients=int(_MASTER_BYTES * stored),

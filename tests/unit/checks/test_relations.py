@@ -12,6 +12,7 @@ from composer.checks.common import (
     largest_microbatch,
     next_multiple,
     optimizer_steps,
+    rank_memory,
     world_size,
 )
 from composer.compose import apply, compose
@@ -215,6 +216,15 @@ def test_numbers_of_a_mesh() -> None:
         optimizer_steps(PhaseConfig(kind=PhaseKind.sft, tokens=1001, seq_len=100, batch_size=2, learning_rate=1.0)) == 6
     )
     assert (next_multiple(10, 4), next_multiple(12, 4)) == (12, 12)
+
+
+def test_logits_of_a_rank_by_hand() -> None:
+    # RL: 8192 tokens and a row of 512 to fill up, all of the 1024 words on each of two tensor-parallel ranks
+    rl = configured(["stages=[pretrain,evaluate_before,rl]", "parallel.tensor_parallel=2"])
+    assert rank_memory(rl).logits == (8192 + 512) * rl.model.vocab_size * 3 * 4
+    # pretraining: at most 1024 tokens and a row of 256, half of the words on each
+    pretraining = configured(["stages=[pretrain]", "parallel.tensor_parallel=2"])
+    assert rank_memory(pretraining).logits == (1024 + 256) // 2 * rl.model.vocab_size * 3 * 4
 
 
 def test_numbers_of_a_config() -> None:

@@ -143,6 +143,18 @@ def test_a_large_vocabulary_is_scored_in_pieces() -> None:
     assert memory.logits == 3 * 4 * 8192 * 163840 // 8
 
 
+def test_rl_gathers_the_vocabulary_that_tensor_parallelism_cuts() -> None:
+    mesh = ParallelConfig(tensor_parallel=4, context_parallel=2)
+    pretraining = trainer_memory(TINY, mesh, 8192)
+    # 8192 tokens on 8 ranks; logits, log-softmax and gradient of 4 bytes each for 1024 words
+    assert pretraining.logits == 8192 // 8 * 1024 * 3 * 4 == 12_582_912
+    # each of 4 tensor-parallel ranks holds all of its half of the sequence
+    rl = trainer_memory(TINY, mesh, 8192, rl_tokens=4096)
+    assert rl.logits == 4096 // 2 * 1024 * 3 * 4 == 25_165_824
+    assert rl.activations == pretraining.activations
+    assert trainer_memory(TINY, mesh, 8192, rl_tokens=1024).logits == pretraining.logits, "the larger of the two"
+
+
 def test_rows_of_a_mesh() -> None:
     mesh = ParallelConfig(context_parallel=4, tensor_parallel=5)
     assert sequence_multiple(TINY, mesh) == 40  # 2 x 4 pieces, each cut by 5
