@@ -37,7 +37,7 @@ from envs.grading.hidden_tests import PROXY, expected_tests, runs_apart, test_pa
 
 _HERE = Path(__file__).parent
 REPORTER = _HERE / "reporter.py"
-CLIENT, SERVER, SERVER_MODULE = _HERE / "composer_solution.py", _HERE / "solution_server.py", "composer_serve"
+CLIENT, SERVER = _HERE / "composer_solution.py", _HERE / "solution_server.py"
 READY = b"composer-grading-ready"
 NONCE = "COMPOSER_GRADING_NONCE"
 ARGUMENTS = ("--assert=plain", "--capture=no", "-p", "no:cacheprovider", "-p", "no:terminal", "-p", "no:faulthandler")
@@ -216,7 +216,9 @@ class _Run:
     backend: SandboxBackend
     limits: SandboxLimits
     timeout_s: float
+    # Names that nothing which the agent left behind can have.
     plugin: str = field(default_factory=lambda: f"_report_{secrets.token_hex(8)}")
+    server: str = field(default_factory=lambda: f"composer_serve_{secrets.token_hex(8)}")
     nonce: bytes = field(default_factory=lambda: secrets.token_hex(16).encode())
 
     async def together(self, state: Mapping[str, bytes]) -> _Report:
@@ -232,8 +234,8 @@ class _Run:
         files[f"{PROXY}.py"] = CLIENT.read_bytes()
         environment[NONCE] = self.nonce.decode()
         solution = {path: content for path, content in state.items() if path not in self.task.hidden_tests}
-        solution[f"{SERVER_MODULE}.py"] = SERVER.read_bytes()
-        serve = ["python3", "-m", SERVER_MODULE]
+        solution[f"{self.server}.py"] = SERVER.read_bytes()
+        serve = ["python3", "-m", self.server]
         async with _sandboxes(self.backend, self.limits, files, solution) as [tests, other]:
             ours, theirs = socket.socketpair()
             serving = asyncio.ensure_future(other.exec(serve, channel=theirs, timeout_s=self.timeout_s))

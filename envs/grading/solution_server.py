@@ -18,8 +18,13 @@ def main():
     # Only now what a file of the repository could stand in for: the machine is not to blame for it.
     import importlib
     import json
+    import sys
 
     os.unlink(__file__)  # noqa: PTH108
+    # What `multiprocessing` starts would look for this module again, and in vain.
+    this = sys.modules["__main__"]
+    this.__spec__ = None
+    del this.__file__
     nothing = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1, 2):
         os.dup2(nothing, stream)

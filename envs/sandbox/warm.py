@@ -27,8 +27,8 @@ from typing import NoReturn
 
 from envs.sandbox import rootfs
 
-_MODULES_SERVED = ("pytest", "composer_serve")
-"""`composer_serve` is what the grader runs beside a solution (envs/grading/solution_server.py)."""
+_SERVER_PREFIX = "composer_serve_"
+"""Of what the grader runs beside a solution (envs/grading/solution_server.py); the rest of the name is random."""
 # Modules that a run of one of these imports on its way.
 _MODULES = (
     "code",
@@ -67,7 +67,9 @@ def _list_less(plugin: ModuleType) -> None:
 
 def serves(argv: Sequence[str], extra_environment: Mapping[str, str]) -> bool:
     """Whether a command can be answered by a fork."""
-    served = any(list(argv[:3]) == ["python3", "-m", module] for module in _MODULES_SERVED)
+    if list(argv[:2]) != ["python3", "-m"] or len(argv) < 3:
+        return False
+    served = argv[2] == "pytest" or (argv[2].startswith(_SERVER_PREFIX) and argv[2].isidentifier())
     return served and not any(name.startswith("PYTHON") for name in extra_environment)
 
 

@@ -73,6 +73,9 @@ BESIDE = {
     "pytest.py": "print('composer-grading-ready')\n",
     "composer_solution.py": "def call(*args): raise SystemExit\n",
     "composer_serve.py": "raise SystemExit\n",
+    "composer_serve.py/x": "",
+    "composer_serve/__init__.py": "",
+    "composer_serve.cpython-311-x86_64-linux-gnu.so": "no library",
     "test_hidden.py": "def test_case_1(): pass\ndef test_case_2(): pass\ndef test_case_3(): pass\n",
     "test_hidden/__init__.py": "def test_case_1(): pass\n",
 }
@@ -83,6 +86,20 @@ def test_no_file_beside_the_solution_changes_a_verdict(grade, path):
     others = {path: BESIDE[path].encode()}
     assert grade(TASK.files["main.py"].decode(), **others).score == 0.0
     assert grade(RIGHT["main.py"].decode(), **others).score == 1.0
+
+
+SPAWNS = """
+import multiprocessing
+def multiply(pair): return pair[0] * pair[1]
+def scale_row(a, b):
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        return pool.map(multiply, [(a, b)])[0]
+"""
+
+
+def test_an_honest_solution_may_spawn_processes(grade):
+    verdict = grade(SPAWNS)
+    assert verdict.score == 1.0, verdict
 
 
 SPY = """

@@ -240,15 +240,15 @@ def test_python_modules_start_as_in_a_new_interpreter(
         "print(sys.argv[1:], sys.path[0] == os.getcwd(), sys.stdin.read(), flush=True)\n"
         "sys.exit({})\n"
     )
-    arguments = ["python3", "-m", "composer_serve", "x"]
+    arguments = ["python3", "-m", "composer_serve_0a", "x"]
     for code, shown in (("", 0), ("4", 4), ("'no'", 1)):
-        run(sandbox.write("composer_serve.py", served.format(code).encode()))
+        run(sandbox.write("composer_serve_0a.py", served.format(code).encode()))
         result = run(sandbox.exec(arguments, stdin=b"in", env=environment))
         lines = result.output.decode().splitlines()
         assert result.exit_code == shown and lines[1] == "['x'] True in", result
         assert lines[0].startswith("__main__ 1 [<Handlers.SIG_IGN: 1>, <Handlers.SIG_IGN: 1>, <built-in")
         assert lines[2:] == (["no"] if shown == 1 else [])
-    run(sandbox.write("composer_serve.py", b"1 / 0\n"))
+    run(sandbox.write("composer_serve_0a.py", b"1 / 0\n"))
     result = run(sandbox.exec(arguments, env=environment))
     assert result.exit_code == 1 and result.output.endswith(b"ZeroDivisionError: division by zero\n")
 

@@ -15,6 +15,7 @@ from composer.types import Split, Task
 from envs.grading import pytest_grader
 from envs.grading.hidden_tests import expected_tests, runs_apart
 from envs.grading.pytest_grader import PytestGrader
+from envs.sandbox.warm import serves
 from envs.tasks.micro import MicroTaskset
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -135,6 +136,19 @@ def test_plain_data_and_exceptions_pass_between_the_two():
     assert verdict.score == 1.0, verdict
 
 
+@pytest.mark.parametrize("method", ["spawn", "forkserver", "fork"])
+def test_a_solution_may_use_processes(method):
+    pool = f"""
+import multiprocessing
+def multiply(pair): return pair[0] * pair[1]
+def scale_row(a, b):
+    with multiprocessing.get_context({method!r}).Pool(1) as pool:
+        return pool.map(multiply, [(a, b)])[0]
+"""
+    verdict = grade(APART, {**RIGHT, "main.py": pool.encode()})
+    assert verdict.score == 1.0, verdict
+
+
 def test_data_beside_the_hidden_tests_and_what_the_base_has_for_tests_is_there():
     source = """
 import json
@@ -169,7 +183,7 @@ def test_a_solution_that_never_starts_is_not_the_agents_fault(monkeypatch):
     real = FolderSandbox.exec
 
     async def no_python(self, argv, *, channel=None, **more):
-        if argv[2] == "composer_serve":
+        if argv[2].startswith("composer_serve_"):
             channel.close()
             return ExecResult(127, b"python3: No such file or directory")
         return await real(self, argv, channel=channel, **more)
@@ -183,7 +197,7 @@ def test_a_sandbox_of_the_solution_that_fails_is_not_the_agents_fault(monkeypatc
     real = FolderSandbox.exec
 
     async def gone(self, argv, *, channel=None, **more):
-        if argv[2] == "composer_serve":
+        if argv[2].startswith("composer_serve_"):
             channel.send(b"composer-solution-ready\n")
             channel.close()
             raise SandboxError("the sandbox is gone")
@@ -248,6 +262,21 @@ def test_a_sandbox_without_pytest_is_not_the_agents_fault(monkeypatch):
     monkeypatch.setattr(FolderSandbox, "exec", no_pytest)
     with pytest.raises(GradingError, match="exit code 1: No module named pytest.*needs python3 with pytest"):
         grade(TASK, RIGHT)
+
+
+def test_the_name_of_the_solutions_server_is_new_each_time_and_known_to_the_warm_process(monkeypatch):
+    real, names = FolderSandbox.exec, []
+
+    async def exec(self, argv, **more):
+        if "pytest" not in argv:
+            names.append(argv[2])
+            assert serves(argv, {})
+        return await real(self, argv, **more)
+
+    monkeypatch.setattr(FolderSandbox, "exec", exec)
+    for _ in range(2):
+        assert grade(APART, RIGHT).score == 1.0
+    assert len(set(names)) == 2, names
 
 
 def test_reports_are_recognised_by_the_same_words_on_both_sides():

@@ -90,7 +90,8 @@ def test_requirements_are_read(line: str, name: str) -> None:
 def test_what_the_warm_process_may_answer() -> None:
     assert serves(["python3", "-m", "pytest", "-q"], {"A": "1"})
     assert not serves(["python3", "-m", "pytest"], {"PYTHONHASHSEED": "0"})
-    assert serves(["python3", "-m", "composer_serve"], {})
+    assert serves(["python3", "-m", "composer_serve_0a1b"], {})
+    assert not serves(["python3", "-m", "composer_serve_0a.b"], {})
     assert not serves(["python3", "-m"], {})
     assert not serves(["python3", "-m", "unittest"], {})
     assert not serves(["/usr/bin/python3", "-m", "pytest"], {})
