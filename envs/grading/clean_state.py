@@ -30,7 +30,7 @@ def clean_state(task: Task, final: Mapping[str, bytes]) -> dict[str, bytes]:
         final: every file the agent left behind.
     """
     files = {path: content for path, content in final.items() if not _decides(path, task)}
-    files |= _restored(task)
+    files = _without_collisions(files, _restored(task))
     for hidden in task.hidden_tests:
         files = {path: content for path, content in files.items() if not _in_the_way(path, hidden)}
     return files | task.hidden_tests
@@ -46,6 +46,16 @@ def test_files(task: Task) -> dict[str, bytes]:
 
 def _restored(task: Task) -> dict[str, bytes]:
     return {path: content for path, content in task.files.items() if _decides(path, task)}
+
+
+def _without_collisions(files: Mapping[str, bytes], restored: Mapping[str, bytes]) -> dict[str, bytes]:
+    """Both together; a file gives way where a restored one needs a folder, and a folder where it needs a file."""
+    folders = {str(folder) for path in restored for folder in PurePosixPath(path).parents}
+
+    def collides(path: str) -> bool:
+        return path in folders or any(str(folder) in restored for folder in PurePosixPath(path).parents)
+
+    return {path: content for path, content in files.items() if not collides(path)} | dict(restored)
 
 
 def _decides(path: str, task: Task) -> bool:

@@ -76,6 +76,19 @@ def test_new_files_that_decide_how_tests_run_are_left_out(path):
     assert clean_state(TASK, {**BASE, path: b"forged"}) == {**BASE, **HIDDEN}
 
 
+@pytest.mark.parametrize("path", ["test_main.py/x", "test_main.py/deep/er", "tests", "pyproject.toml/x"])
+def test_what_stands_where_a_restored_file_goes_gives_way(path):
+    final = {"main.py": b"new", path: b"in the way", "test_main": b"beside", "tests.txt": b"beside"}
+    assert clean_state(TASK, final) == {
+        "main.py": b"new",
+        "test_main.py": b"visible",
+        "tests/data.txt": b"data",
+        "pyproject.toml": b"[project]",
+        "tests.txt": b"beside",
+        **HIDDEN,
+    }
+
+
 @pytest.mark.parametrize(
     "path", ["json.txt", "json", "src/json.py", "latest.py", "contest.py", "hidden.py", "a/main.py"]
 )
