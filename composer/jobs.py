@@ -24,7 +24,7 @@ from composer.interrupts import no_lost_interrupt
 from composer.plan import RunPlan, make_plan
 from composer.plan import save as save_plan
 from composer.pretrain.mix import look_at_sources
-from composer.resume import resumed
+from composer.resume import outdated, resumed
 from composer.rundir import RunDirectory, Status, check_free, claim, remove_unused
 from composer.schema import Config
 from composer.shell import as_typed, pasteable
@@ -56,7 +56,7 @@ def run_resumed(session: HydraSession, command: str, folder: str, overrides: lis
         raise ResumeError(f"resume={run_dir}: one run is resumed at a time: leave out -m")
     others = [o for o in overrides if not o.lstrip("+~").startswith(("resume=", "hydra.", "hydra/"))]
     config, changes = resumed(run_dir, others, starts=command == "run")
-    plan = make_plan(config, (f"resume={run_dir}", *map(as_typed, others)))
+    plan = _plan_resumed(config, run_dir, others, [line.partition(": ")[0] for line in changes])
     does = "resuming" if command == "run" else "plan of"
     say(f"{does} {run_dir}; " + ("differs from before:" if changes else "nothing differs from before"))
     for change in changes:
@@ -70,6 +70,27 @@ def run_resumed(session: HydraSession, command: str, folder: str, overrides: lis
 
     ours = [o for o in overrides if o.startswith(("hydra.", "hydra/"))]
     return _through_hydra(session, [*ours, "hydra.output_subdir=null"], run_dir, job)
+
+
+def _plan_resumed(config: Config, run_dir: Path, overrides: Sequence[str], changed: Sequence[str]) -> RunPlan:
+    """The plan of a run that goes on.
+
+    Raises:
+        ResumeError: the run's own config cannot be planned by this version.
+        ConfigError: what was typed is wrong.
+    """
+    this = f"resume={run_dir}"
+    typed = [o for o in overrides if any(f"{k}.".startswith(f"{o.partition('=')[0].lstrip('+~')}.") for k in changed)]
+    try:
+        return make_plan(config, (this, *map(as_typed, typed)))
+    except ConfigError as error:
+        if error.key in changed:
+            raise
+        try:
+            make_plan(replace(config_files.load(run_dir), resume=str(run_dir)), (this,))
+        except ConfigError as own:
+            raise outdated(run_dir, own) from None
+        raise
 
 
 def execute(config: Config, plan: RunPlan, run_dir: Path) -> int:

@@ -58,10 +58,7 @@ def resumed(run_dir: Path, overrides: Sequence[str], *, starts: bool = True) -> 
     try:
         stored = load(run_dir)
     except ConfigError as error:
-        raise ResumeError(
-            f"resume={run_dir}: its config no longer fits this version of the product ({error}); resume it with the "
-            "version that started it"
-        ) from None
+        raise outdated(run_dir, error) from None
     if stored.plugins:
         find_plugins(run_dir)
     groups = [o for o in overrides if _is_group(o)]
@@ -80,6 +77,15 @@ def resumed(run_dir: Path, overrides: Sequence[str], *, starts: bool = True) -> 
             )
         lines.append(f"{key}: {old!r} -> {new!r}")
     return dataclasses.replace(wanted, resume=str(run_dir)), lines
+
+
+def outdated(run_dir: Path, error: ConfigError) -> ResumeError:
+    """What is wrong with the config of a run itself, which nobody can change any more."""
+    instead = f"give another `{error.key}`, or " if _is_safe(error.key) else ""
+    return ResumeError(
+        f"resume={run_dir}: its config no longer fits this version of the product ({error}); {instead}resume it with "
+        "the version that started it"
+    )
 
 
 def _is_group(override: str) -> bool:

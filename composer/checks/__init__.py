@@ -50,7 +50,8 @@ def check(config: Config, typed: Sequence[str] = ()) -> list[str]:
     check_cluster(config)
     _check_tracking(config)
     keys = {override.partition("=")[0].lstrip("+") for override in typed if "=" in override}
-    return [*check_unread(config, keys), *_warnings(config)]
+    goes_on = config.resume is not None and "resume" in keys
+    return [*check_unread(config, keys, stored=goes_on), *_warnings(config)]
 
 
 def _check_tracking(config: Config) -> None:

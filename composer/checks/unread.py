@@ -74,16 +74,17 @@ _TABLE: dict[type, tuple[_Unread, ...]] = {
 }
 
 
-def check_unread(config: Config, typed: Collection[str] = ()) -> list[str]:
+def check_unread(config: Config, typed: Collection[str] = (), *, stored: bool = False) -> list[str]:
     """Look at every choice of a config.
 
     Args:
         config: the config.
         typed: the dotted keys that were given on the command line. One that is behind a switch was meant to do
             something, unless the switch was given too.
+        stored: a run goes on, whose other keys are what they were: only what was typed is refused.
 
     Returns:
-        Warnings: keys behind a switch that is off.
+        Warnings: keys behind a switch that is off, and those that a run that goes on has had from its start.
 
     Raises:
         ConfigError: the first key that nothing reads and that does not have its default.
@@ -98,7 +99,8 @@ def check_unread(config: Config, typed: Collection[str] = ()) -> list[str]:
                 if value == default:
                     continue
                 full, remedy = f"{prefix}{key}", f"nothing reads it {_reason(type(node), prefix, rule, key)}"
-                if rule.is_switch and not (full in typed and f"{prefix}{rule.key}" not in typed):
+                asked = full in typed and not (rule.is_switch and f"{prefix}{rule.key}" in typed)
+                if not asked and (stored or rule.is_switch):
                     warnings.append(f"{full}={_plain(value)}: {remedy}")
                 else:
                     raise ConfigError(full, _plain(value), f"{remedy}: leave it at {_plain(default)}")

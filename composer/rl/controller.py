@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -26,6 +26,8 @@ from composer.types import Group, Sample, Split, Trajectory
 PROBE_TOKENS = 512
 """Of the sequence on which both engines compare log-probabilities after each load."""
 _NO_ROOM = "its request fills the context; shorten it, or start a new run with a higher generator.max_model_len"
+_STANDSTILL_STEPS = 5
+"""A step without a difference between siblings happens; so many in a row say that there is nothing left to learn."""
 _MOST_TOLD = 3
 """Warnings about groups that lost a few episodes; the ledger and the outcome metrics have them all."""
 
@@ -122,6 +124,7 @@ class Controller:
         self._last_failure = ""
         self._num_told = 0
         self._bug: Exception | None = None
+        self._steps_alike = 0
         self._changed = asyncio.Event()
 
     async def run(self) -> None:
@@ -138,6 +141,7 @@ class Controller:
                 groups = await self._take()
                 waited = time.monotonic() - started
                 metrics = group_metrics(groups, self.version)
+                self._look_for_standstill(metrics)
                 metrics |= await self._train(groups)
                 seconds = time.monotonic() - started
                 tokens = sum(t.num_generated_tokens for g in groups for t in g.trajectories)
@@ -154,6 +158,18 @@ class Controller:
             for task in self._running.values():
                 task.cancel()
             await asyncio.gather(*self._running.values(), return_exceptions=True)
+
+    def _look_for_standstill(self, metrics: Mapping[str, float]) -> None:
+        """Say it once when step after step has nothing to learn from: no later step mends that by itself."""
+        alike = metrics["reward/zero_variance_share"] == 1
+        self._steps_alike = self._steps_alike + 1 if alike else 0
+        if self._steps_alike == _STANDSTILL_STEPS:
+            self.warn(
+                f"nothing is learnt any more: in the last {_STANDSTILL_STEPS} steps all episodes of each group had one "
+                f"reward (the mean is {metrics['reward/mean']:.3g}). With a mean near 1 the tasks are learnt or too easy; "
+                "else the policy has collapsed or they are too hard: look at the traces, and start again with a lower "
+                "algorithm.learning_rate, a higher algorithm.kl_coefficient or easier tasks"
+            )
 
     def _fill(self) -> None:
         """Start as many groups as the staleness bound allows and the rest of the run needs."""

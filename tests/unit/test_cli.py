@@ -288,6 +288,49 @@ def test_an_interrupted_run_is_resumed(monkeypatch: pytest.MonkeyPatch, capsys: 
     assert "- algorithm.num_steps=17" in (Path("here") / ".hydra" / "overrides.yaml").read_text()
 
 
+def test_a_run_goes_on_with_keys_that_would_be_refused_now(
+    runs: list[tuple[Config, Path]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["hydra.run.dir=here"]) == 0
+    stored = Path("here/config.yaml")
+    config = yaml.safe_load(stored.read_text())
+    config["algorithm"].update(loss="cispo", clip_high=0.4)
+    stored.write_text(yaml.safe_dump(config))
+    RunDirectory(Path("here")).set_status(Status.failed)
+    for more in ([], ["algorithm.clip_high=0.4"]):
+        assert main(["plan", "resume=here", *more]) == 0
+        assert "algorithm.clip_high=0.4: nothing reads it while algorithm.loss is cispo" in " ".join(
+            capsys.readouterr().out.split()
+        )
+    assert main(["plan", "resume=here", "generator.gpu_memory_utilization=0.123"]) == 2, "what is typed now is refused"
+    assert "gpu_memory_utilization=0.123: nothing reads it" in capsys.readouterr().err
+    assert main(["resume=here"]) == 0
+    assert runs[1][0].algorithm.clip_high == 0.4
+
+
+def test_a_run_whose_config_cannot_be_planned_any_more(capsys: pytest.CaptureFixture[str], runs: list[Any]) -> None:
+    assert main(["hydra.run.dir=here"]) == 0
+    stored = Path("here/config.yaml")
+    good = yaml.safe_load(stored.read_text())
+    RunDirectory(Path("here")).set_status(Status.failed)
+    place = f"composer: resume={Path('here').absolute()}: its config no longer fits this version of the product "
+    stored.write_text(yaml.safe_dump({**good, "parallel": {**good["parallel"], "expert_parallel": 3}}))
+    for more in ([], ["tracking.timeout_s=3"]):
+        assert main(["resume=here", *more]) == 2
+        error = capsys.readouterr().err
+        assert error.startswith(f"{place}(parallel.expert_parallel=3: must divide")
+        assert error.endswith("; resume it with the version that started it\n")
+    stored.write_text(yaml.safe_dump({**good, "tracking": {**good["tracking"], "uri": "http://a:b@c"}}))
+    assert main(["plan", "resume=here"]) == 2
+    assert "; give another `tracking.uri`, or resume it with the version" in capsys.readouterr().err
+    assert main(["plan", "resume=here", "tracking.uri=null"]) == 0
+    stored.write_text(yaml.safe_dump(good))
+    capsys.readouterr()
+    assert main(["plan", "resume=here", "tracking.uri=http://a:b@c"]) == 2
+    assert capsys.readouterr().err.startswith("composer: tracking.uri=")
+    assert len(runs) == 1
+
+
 def test_a_plan_of_a_resumed_run_starts_nothing(runs: list[Any]) -> None:
     assert main(["hydra.run.dir=here"]) == 0
     RunDirectory(Path("here")).set_status(Status.failed)

@@ -39,8 +39,8 @@ class StandInPolicy:
 
 
 class StandInRollouts:
-    def __init__(self, policy, broken=(), stuck=()):
-        self.policy, self.broken, self.stuck, self.started = policy, broken, stuck, []
+    def __init__(self, policy, broken=(), stuck=(), reward=None):
+        self.policy, self.broken, self.stuck, self.reward, self.started = policy, broken, stuck, reward, []
 
     async def run_group(self, split, index, group_id, size, temperature):
         self.started.append(index)
@@ -52,8 +52,8 @@ class StandInRollouts:
         turn = Turn([100 + index], Generation([1, 2], [-0.1, -0.1], [version, version], "stop"))
         outcome = Outcome.INFRASTRUCTURE_ERROR if lost else Outcome.FINISHED
         episodes = [
-            Trajectory(f"t{index}", group_id, f"{group_id}/{i}", [turn], [], outcome, None if lost else float(i % 2))
-            for i in range(size)
+            Trajectory(f"t{index}", group_id, f"{group_id}/{i}", [turn], [], outcome, None if lost else reward)
+            for i, reward in enumerate([float(i % 2) if self.reward is None else self.reward for i in range(size)])
         ]
         return Group(group_id, f"t{index}", episodes)
 
@@ -104,6 +104,14 @@ def test_no_sample_is_staler_than_the_bound_and_nothing_is_started_in_vain(tmp_p
     overtaken = int(steps[-1].metrics["groups/dropped"])  # a slow one can get too old before its turn
     assert sorted(rollouts.started) == list(range(16 + overtaken))
     assert policy.saved == [2, 4, 6, 8]
+
+
+@pytest.mark.parametrize("reward", [0.0, 1.0])
+def test_a_standstill_is_said_once(tmp_path, reward):
+    policy = StandInPolicy()
+    steps, warnings = run(tmp_path / "l", policy, StandInRollouts(policy, reward=reward), num_steps=12)
+    assert len(steps) == 12 and len(warnings) == 1
+    assert "nothing is learnt any more: in the last 5 steps" in warnings[0] and f"mean is {reward:.3g})" in warnings[0]
 
 
 def test_asynchronous_rollouts_do_go_stale(tmp_path):
@@ -176,8 +184,8 @@ def test_groups_without_a_difference_are_trained_and_counted(tmp_path):
             return group
 
     policy = StandInPolicy()
-    steps, warnings = run(tmp_path / "l", policy, Equal(policy))
-    assert len(steps) == 6 and not warnings
+    steps, warnings = run(tmp_path / "l", policy, Equal(policy), num_steps=4)
+    assert len(steps) == 4 and not warnings
     assert {s.metrics["reward/zero_variance_share"] for s in steps} == {1.0}
 
 
