@@ -31,8 +31,10 @@ def run_sweep(session: HydraSession, command: str, overrides: list[str]) -> int:
     cfg = session.raw(overrides, RunMode.MULTIRUN)
     hydras = [o for o in overrides if o.lstrip("+~").startswith(("hydra.", "hydra/"))]
     places = {os.curdir: "the sweep"}
+    earlier: list[tuple[Config, list[str]]] = []
     for number, job in enumerate(_jobs(session, cfg, overrides)):
         composed = session.compose([*hydras, *job])
+        _check_new(composed.config, job, earlier)
         place = os.path.normpath(_subdirectory(composed.hydra, cfg, number))
         if place in places:
             remedy = f"{places[place]} and job {number} would share this directory: put ${{hydra.job.num}} into it"
@@ -59,6 +61,20 @@ def run_sweep(session: HydraSession, command: str, overrides: list[str]) -> int:
     except HydraException as error:
         raise ConfigError("hydra.sweeper", str(cfg.hydra.sweeper._target_), " ".join(str(error).split())) from error
     return 0
+
+
+def _check_new(config: Config, job: list[str], earlier: list[tuple[Config, list[str]]]) -> None:
+    """Add a job to the `earlier` ones.
+
+    Raises:
+        ConfigError: it is one of them: whoever lists a value twice believes that it makes two runs.
+    """
+    for number, (known, as_job) in enumerate(earlier):
+        if known == config:
+            remedy = f"job {len(earlier)} would be job {number} again ({' '.join(map(as_typed, as_job))})"
+            value = " ".join(map(as_typed, job))
+            raise ConfigError("-m", value, f"{remedy}: list each value once; to repeat a run, sweep over `seed`")
+    earlier.append((config, job))
 
 
 def _jobs(session: HydraSession, cfg: DictConfig, overrides: list[str]) -> list[list[str]]:

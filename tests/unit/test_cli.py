@@ -545,6 +545,18 @@ def test_jobs_cannot_share_a_directory(
     assert not runs and not list(own_folder.iterdir())
 
 
+@pytest.mark.parametrize("second", ["1e-4", "0.0001"])
+@pytest.mark.parametrize("command", [[], ["plan"]])
+def test_a_value_that_is_listed_twice_starts_no_job(
+    second: str, command: list[str], runs: list[Any], own_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert sweep(*command, f"algorithm.learning_rate=1e-3,1e-4,{second}") == 2
+    error = capsys.readouterr().err
+    assert error.startswith("composer: -m='algorithm.learning_rate=0.0001': job 2 would be job 1 again (algorithm.")
+    assert error.count("\n") == 1 and "sweep over `seed`" in error
+    assert not runs and not list(own_folder.iterdir())
+
+
 def test_hydra_expressions_in_the_sweep_directory(runs: list[tuple[Config, Path]]) -> None:
     assert sweep("seed=0,1", "hydra.sweep.dir=${run_root}/x", "hydra.sweep.subdir=${hydra:job.num}-${seed}") == 0
     assert [d.name for _, d in runs] == ["0-0", "1-1"]
