@@ -45,16 +45,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     if argv is None:
         return as_process(lambda: main(sys.argv[1:]))
-    # A script's `composer &` starts it with SIGINT ignored; Ctrl-C and `kill -INT` must end a run all the same.
-    # SIGTERM is what schedulers and containers send, SIGHUP a terminal that closes: they end a run as Ctrl-C does.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # `nohup composer` ignores it, and means it
-        signal.signal(signal.SIGHUP, signal.default_int_handler)
-    open_closed()
-    if Path(sys.argv[0]).name == "__main__.py":  # `python -m composer`: help and completion name the command.
-        sys.argv[0] = "composer"
     try:
+        # A script's `composer &` starts it with SIGINT ignored; Ctrl-C and `kill -INT` must end a run all the same.
+        # SIGTERM is what schedulers and containers send, SIGHUP a terminal that closes: they end a run as Ctrl-C does.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
+        if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # `nohup composer` ignores it, and means it
+            signal.signal(signal.SIGHUP, signal.default_int_handler)
+        open_closed()
+        if Path(sys.argv[0]).name == "__main__.py":  # `python -m composer`: help and completion name the command.
+            sys.argv[0] = "composer"
         _find_plugins()
         return _dispatch(list(argv))
     except ComposerError as error:

@@ -64,6 +64,7 @@ def as_process(command: Callable[[], int]) -> int:
     """Run a command as what its process is for; the process ends as soon as all is done that is registered for its end.
 
     Python's tear-down after that would take seconds with Ray's library loaded, and crash if its start was interrupted.
+    Once the command has returned, what ends a run ends nothing any more: the process is at its end already.
     """
     code = 1
 
@@ -74,8 +75,19 @@ def as_process(command: Callable[[], int]) -> int:
 
     atexit.register(end)  # before all but logging's, so that it is called after them
     try:
-        code = command()
+        try:
+            code = command()
+        finally:
+            _ignore_signals()
     except SystemExit as ended:
         code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
         raise
+    except KeyboardInterrupt:  # one more, while the command was about to return after the first
+        _ignore_signals()
+        code = 130
     return code
+
+
+def _ignore_signals() -> None:
+    for number in ENDING:
+        signal.signal(number, signal.SIG_IGN)

@@ -72,6 +72,28 @@ def test_a_signal_that_is_ignored_stays_so() -> None:
     assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
 
 
+@pytest.mark.parametrize("number", ENDING)
+def test_a_second_signal_at_the_end_changes_nothing(number: signal.Signals) -> None:
+    for command, code in (("return 7", 7), ("signal.raise_signal(number)", 130)):
+        program = f"""
+import atexit, signal, sys
+from composer.interrupts import as_process
+
+number = signal.Signals({int(number)})
+
+def command():
+    signal.signal(number, signal.default_int_handler)
+    {command}
+
+atexit.register(signal.raise_signal, number)
+code = as_process(command)
+signal.raise_signal(number)
+sys.exit(code)
+"""
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+        assert (done.returncode, done.stderr) == (code, "")
+
+
 @pytest.mark.parametrize(
     ("last", "code"), [("return 130", 130), ("sys.exit(2)", 2), ("sys.exit()", 0), ("sys.exit('why')", 1), ("1 / 0", 1)]
 )

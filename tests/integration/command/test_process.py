@@ -1,8 +1,11 @@
 """The command as a process: exit codes, one plain line, nothing left behind."""
 
 import os
+import shlex
+import signal
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -29,6 +32,36 @@ def test_a_wrong_word_is_one_line_and_exit_code_2(arguments: list[str], tmp_path
     assert len(result.stderr.splitlines()) == 1
     assert "Traceback" not in result.stderr
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize(
+    "start", ["-m composer", "-c 'import sys; from composer.__main__ import main; sys.exit(main())'"]
+)
+def test_a_signal_under_the_imports_ends_it_without_a_traceback(
+    start: str, number: signal.Signals, tmp_path: Path
+) -> None:
+    # A module that the command imports early stands still, as on a slow disk, and catches all as some libraries do.
+    slow = "import time\nprint('importing', flush=True)\ntry:\n    time.sleep(60)\nexcept BaseException:\n    pass\n"
+    (tmp_path / "omegaconf.py").write_text(slow)
+    process = subprocess.Popen(
+        [sys.executable, *shlex.split(start), "plan"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    with process:
+        assert process.stdout and process.stdout.readline() == "importing\n"
+        process.send_signal(number)
+        assert process.communicate(timeout=60) == ("", "")
+        assert process.returncode == 130
+
+
+def test_the_command_is_the_guarded_one() -> None:
+    scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
+    assert scripts == {"composer": "composer.__main__:main"}
 
 
 def test_a_full_disk_or_a_read_only_run_root_is_said(tmp_path: Path) -> None:
