@@ -283,12 +283,13 @@ class _Binder:
         raise self.wrong(key, raw, enum, f"is not one of {listing}{meant}{_boolean_trap(raw)}")
 
     def scalar(self, cls: Any, raw: Any, key: str, metadata: Mapping[str, Any]) -> Any:
+        given = raw
         if cls is float and isinstance(raw, int) and not isinstance(raw, bool):
             raw = float(raw) if abs(raw) < 2**1023 else math.inf
         if not isinstance(raw, cls) or (isinstance(raw, bool) and cls is not bool):
             raise self.wrong(key, raw, cls, f"{_words(cls)} is expected{_conversion(cls, raw)}")
         if isinstance(raw, float) and not math.isfinite(raw):
-            raise self.wrong(key, raw, cls, "give a finite number")
+            raise self.wrong(key, given, cls, "give a finite number")
         if cls in (int, float):
             self.range(raw, key, metadata)
         if isinstance(raw, str) and not raw.strip() and not metadata.get("may_be_empty"):

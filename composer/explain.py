@@ -7,13 +7,14 @@ by its message.
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override
+from hydra.core.override_parser.types import ChoiceSweep, Override
 from hydra.errors import HydraException, MissingConfigException
 from omegaconf.errors import OmegaConfBaseException
 
@@ -38,7 +39,7 @@ def parse(overrides: Sequence[str], loader: ConfigLoader | None = None) -> list[
         loader: knows the options of groups, among which a `glob(...)` chooses.
 
     Raises:
-        ConfigError: the first that it does not read.
+        ConfigError: the first that it does not read, or that holds a number too large for it.
     """
     parser, parsed = OverridesParser.create(loader), []
     for typed in overrides:
@@ -47,7 +48,26 @@ def parse(overrides: Sequence[str], loader: ConfigLoader | None = None) -> list[
         except (HydraException, ValueError) as error:
             raise _bad_override(typed, one_line(str(error))) from None
         parsed[-1].config_loader = loader
+        _check_numbers(typed, parsed[-1])
     return parsed
+
+
+def _check_numbers(typed: str, override: Override) -> None:
+    """A number beyond all floats is read as infinity, and later messages would name that."""
+    value = override.value()
+    if not _holds_infinity(value.list if isinstance(value, ChoiceSweep) else value):
+        return
+    text = typed.partition("=")[2]
+    too_large = [word for word in re.findall(r"[0-9][0-9_.]*[eE]\+?[0-9]+", text) if math.isinf(float(word))]
+    if too_large:
+        more = "" if text.lstrip("-") == too_large[0] else f"{too_large[0]} is too large: "
+        raise ConfigError(override.key_or_group, text, f"{more}give a finite number")
+
+
+def _holds_infinity(value: Any) -> bool:
+    if isinstance(value, list | dict):
+        return any(map(_holds_infinity, value.values() if isinstance(value, dict) else value))
+    return isinstance(value, float) and math.isinf(value)
 
 
 def check_overrides(session: HydraSession, overrides: Sequence[str]) -> None:
