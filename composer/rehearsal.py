@@ -9,13 +9,13 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
 from composer.checks.common import generates
 from composer.contract import SandboxBackend, SandboxLimits, Taskset, Tool
-from composer.errors import ComposerError, CorpusError, PlanError
+from composer.errors import ComposerError, ConfigError, CorpusError, PlanError
 from composer.instantiate import instantiate
 from composer.rollout.harness import cut_middle
 from composer.rollout.parts import call_tool, make_task, play_expert
@@ -36,7 +36,7 @@ def rehearse(config: Config) -> list[str]:
 
     Raises:
         PlanError: a limit is too small for the expert, or tokens do not fit whatever the tokenizer.
-        ConfigError: a target refuses its arguments.
+        ConfigError: a target refuses its arguments, or a tool is missing without which no session is ever complete.
     """
     tuned = [n for n, p in config.mix.phases.items() if p.kind is PhaseKind.sft] * (Stage.pretrain in config.stages)
     if not tuned and not generates(config):
@@ -67,7 +67,7 @@ def check_lengths(config: Config, lengths: Sequence[int], turns: Sequence[int]) 
             raise CorpusError(f"{key}={limit}: {what} {found} tokens; start a new run with at least {found}")
 
 
-async def _rehearse(config: Config, tuned: Iterable[str]) -> list[str]:
+async def _rehearse(config: Config, tuned: Collection[str]) -> list[str]:
     env = config.env
 
     def make(target: Any, key: str, **given: Any) -> Any:
@@ -80,9 +80,11 @@ async def _rehearse(config: Config, tuned: Iterable[str]) -> list[str]:
     tools = {tool.name: tool for tool in made}
     try:
         task = make_task(taskset, Split.TRAIN, 0)
-        calls = play_expert(taskset, task, config.seed, tools)
+        calls = play_expert(taskset, task, config.seed, None)
     except ComposerError:  # no expert, or one that is broken, which recording its sessions says
         return []
+    if missing := [call.name for call in calls if call.name not in tools]:
+        return _without(missing, calls, tools, taskset.name, bool(tuned))
     stage = _Stage(task, calls, tools, backend, env.max_observation_bytes)
     try:
         observations = await stage.find_limit(_settings(env))
@@ -100,6 +102,22 @@ async def _rehearse(config: Config, tuned: Iterable[str]) -> list[str]:
             warnings.append(f"env.max_turns={env.max_turns}: the expert takes {len(calls)} turns for task {task.id}")
     marks = 1 if env.chat_template is ChatTemplate.own else 3  # a turn's start, its role, its end
     return [*warnings, *_too_long(needs, task, marks)]
+
+
+def _without(
+    missing: list[str], calls: list[ToolCall], tools: Mapping[str, Tool], taskset: str, is_recorded: bool
+) -> list[str]:
+    """A warning that the expert lacks tools.
+
+    Raises:
+        ConfigError: its sessions are to be recorded, or it is the tool that ends the episode.
+    """
+    name = missing[-1]
+    if is_recorded or name == calls[-1].name:
+        does = "ends every episode with it" if name == calls[-1].name else "calls it in the sessions of SFT"
+        remedy = f"`{name}` is missing, and the expert of {taskset} {does}: add `env.tools.{name}` again"
+        raise ConfigError("env.tools", ", ".join(tools), remedy)
+    return [f"env.tools: the expert of {taskset} calls `{name}`, which is missing: it was not tried under the limits"]
 
 
 def _settings(env: EnvConfig) -> dict[str, float]:

@@ -49,8 +49,8 @@ def make_task(taskset: Taskset, split: Split, index: int) -> Task:
     return task
 
 
-def play_expert(taskset: Taskset, task: Task, seed: int, tools: Mapping[str, Tool]) -> list[ToolCall]:
-    """The scripted expert's calls, if they are calls of these tools.
+def play_expert(taskset: Taskset, task: Task, seed: int, tools: Mapping[str, Tool] | None) -> list[ToolCall]:
+    """The scripted expert's calls, if they are calls of these tools (None: of whatever tools).
 
     Raises:
         TaskError: the taskset has no expert, it broke, or what it plays is no call of a tool.
@@ -59,7 +59,9 @@ def play_expert(taskset: Taskset, task: Task, seed: int, tools: Mapping[str, Too
     with _named(what, "its `expert`", TaskError):
         calls = list(taskset.expert(task, seed))
     for call in calls:
-        if not isinstance(call, ToolCall) or call.name not in tools:
+        if not isinstance(call, ToolCall):
+            raise TaskError(f"{what}: it plays {call!r:.80}, which is no composer.types.ToolCall: mend its `expert`")
+        if tools is not None and call.name not in tools:
             raise TaskError(f"{what}: it plays {call!r:.80}, and the tools are {', '.join(tools)}: mend its `expert`")
     if not calls:
         raise TaskError(f"{what}: it plays nothing; its last call must end the episode: mend its `expert`")

@@ -6,7 +6,7 @@ import pytest
 
 from composer.compose import compose
 from composer.doctor import EXIT_MISSING, doctor
-from composer.errors import CorpusError, PlanError
+from composer.errors import ConfigError, CorpusError, PlanError
 from composer.rehearsal import check_lengths, rehearse
 
 HUNGRY = """
@@ -80,6 +80,31 @@ def test_what_fails_anyway_is_not_the_limits_fault(tmp_path: Path, monkeypatch: 
     monkeypatch.syspath_prepend(tmp_path)
     for command in ("false", ""):  # a command that fails, no expert at all
         assert rehearse(compose(hungry(tmp_path, command, "env.limits.num_processes=4"))) == []
+
+
+RL_ONLY = ["stages=[evaluate_before,rl]", "model.checkpoint=/somewhere"]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "sentence"),
+    [
+        (["~env.tools.finish"], "`finish` is missing, and the expert of micro ends every episode with it"),
+        (["~env.tools.finish", *RL_ONLY], "`finish` is missing, and the expert of micro ends every episode with it"),
+        (["~env.tools.edit_line"], "`edit_line` is missing, and the expert of micro calls it in the sessions of SFT"),
+    ],
+)
+def test_a_missing_tool_is_named(overrides: list[str], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
+    config = compose(overrides)
+    with pytest.raises(ConfigError, match=sentence + r": add `env\.tools\.\w+` again$") as caught:
+        rehearse(config)
+    assert caught.value.key == "env.tools"
+    assert doctor(config) == EXIT_MISSING
+    assert sentence in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_policy_may_do_without_a_tool_of_the_experts() -> None:
+    [warning] = rehearse(compose(["~env.tools.read_file", *RL_ONLY]))
+    assert warning.startswith("env.tools: the expert of micro calls `read_file`, which is missing")
 
 
 @pytest.mark.parametrize(
