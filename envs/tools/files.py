@@ -16,6 +16,15 @@ MAX_FILE_BYTES = 2**20
 LINE = re.compile(rb"[^\n]*\n|[^\n]+")
 """A line with its ending; the last one may have none. `bytes.splitlines` also splits at lone carriage returns."""
 
+CLOSED = 3
+LIST = f"""
+[ -d "$1" ] || exit 2
+[ -r "$1" ] && [ -x "$1" ] || exit {CLOSED}
+find "$1" -mindepth 1 -name '.*' -prune -o -type f -printf '%P\\n' 2>/dev/null
+exit 0
+"""
+"""`find` also fails where a folder further down is closed, or goes while it looks: what it found is the answer."""
+
 PATH = text("path relative to the repository")
 
 
@@ -116,23 +125,11 @@ class ListFiles(CheckedTool):
         path = arguments["path"]
         # `./` before a relative path, or `find` would take `-delete` for an order.
         start = path if path.startswith("/") else f"./{path}"
-        command = [
-            "find",
-            f"{start}/",
-            "-mindepth",
-            "1",
-            "-name",
-            ".*",
-            "-prune",
-            "-o",
-            "-type",
-            "f",
-            "-printf",
-            "%P\\n",
-        ]
-        result = await sandbox.exec(command)
+        result = await sandbox.exec(["sh", "-c", LIST, "sh", f"{start}/"])
         if result.timed_out:
             return refuse(f"listing {path} took too long")
+        if result.exit_code == CLOSED:
+            return refuse(f"no permission to list {path}")
         if result.exit_code != 0:
             return refuse(f"no such folder: {path}")
         names = sorted(result.output.decode(errors="replace").split("\n")[:-1])

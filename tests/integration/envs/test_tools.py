@@ -141,6 +141,26 @@ def test_list_files(call):
     assert result.content == "error: no such folder: -delete" and content
 
 
+def test_folders_that_cannot_be_looked_into_hide_no_others(runner, backend):
+    async def work():
+        sandbox = await backend.start({"a/x": b"", "locked/y": b"", "no entry/z": b""}, SandboxLimits())
+        try:
+            await sandbox.shell("chmod 000 locked; chmod 444 'no entry'; ln -s a link; ln -s nowhere dead")
+            paths = (".", "a", "link", "locked", "dead", "no entry")
+            return [(await ListFiles().call({"path": path}, sandbox)).content for path in paths]
+        finally:
+            await sandbox.stop()
+
+    assert runner.run(work()) == [
+        "a/x\nno entry/z",
+        "x",
+        "x",
+        "error: no permission to list locked",
+        "error: no such folder: dead",
+        "error: no permission to list no entry",
+    ]
+
+
 def test_run_keeps_the_shell_and_says_how_a_command_ended(runner, backend):
     async def work():
         sandbox = await backend.start(FILES, SandboxLimits())
