@@ -18,6 +18,8 @@ from envs.sandbox.limits import OVERHEAD_PROCESSES, ControlGroup
 
 _ANSWER_S = 15.0
 """For the supervisor to answer, on top of the command's own deadline."""
+_COLLECT_S = 45.0
+"""For the files of a sandbox to be read, on top of that: there may be many."""
 _END_S = 10.0
 
 
@@ -60,7 +62,7 @@ class BubblewrapSandbox:
             raise SandboxStartError(f"sandbox {self.id} could not start: {answer['error']}")
         if number := answer.get("errno"):
             raise SandboxStartError(
-                f"sandbox {self.id}: file {answer['path']!r} cannot be written: {os.strerror(number)}"
+                f"sandbox {self.id}: file {_shortened(answer['path'])!r} cannot be written: {os.strerror(number)}"
             )
 
     async def shell(self, command: str, timeout_s: float | None = None) -> ExecResult:
@@ -130,10 +132,11 @@ class BubblewrapSandbox:
         """Every regular file under `workdir` that its user may read, path relative to it -> content.
 
         Raises:
-            OSError: the files, names included, add up to more than `max_bytes` (EFBIG).
+            OSError: the files, names included, add up to more than `max_bytes`, or they are too many or too deep to be
+                written again (EFBIG); or `workdir` is no folder any more.
             SandboxError: the sandbox is gone or does not answer.
         """
-        answer, body = await self._ask({"op": "files", "max_bytes": max_bytes})
+        answer, body = await self._ask({"op": "files", "max_bytes": max_bytes}, timeout_s=_COLLECT_S)
         if number := answer.get("errno"):
             raise OSError(number, os.strerror(number), self.workdir)
         found, start = {}, 0
@@ -221,7 +224,7 @@ class BubblewrapSandbox:
         self._check()
         try:
             async with asyncio.timeout(timeout_s + _ANSWER_S):
-                return await self._exchange(request, body, fd)
+                answer, payload = await self._exchange(request, body, fd)
         except TimeoutError as e:
             self._lost = f"it did not answer {request['op']!r} within {timeout_s + _ANSWER_S:g} s"
             raise self._gone() from e
@@ -232,6 +235,9 @@ class BubblewrapSandbox:
             # Its answer would be taken for the next call's.
             self._lost = f"a call of {request['op']!r} was cancelled"
             raise
+        if "error" in answer:
+            raise SandboxError(f"sandbox {self.id} could not do {request['op']!r}: {answer['error']}")
+        return answer, payload
 
     async def _exchange(self, request: dict[str, Any], body: bytes, fd: int = -1) -> tuple[dict[str, Any], bytes]:
         self._is_busy = True
@@ -248,3 +254,7 @@ class BubblewrapSandbox:
 
     def _gone(self) -> SandboxError:
         return SandboxError(f"sandbox {self.id} is gone: {self._reason or self._lost or 'its supervisor hung up'}")
+
+
+def _shortened(path: str) -> str:
+    return path if len(path) <= 120 else f"{path[:60]}...{path[-40:]}"

@@ -7,6 +7,7 @@ there is no host path that a symbolic link could lead to. Only its PID namespace
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import itertools
 import os
@@ -15,7 +16,7 @@ import select
 import signal
 import socket
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -35,6 +36,10 @@ _SANDBOX_NAMESPACES = (
 _UID = 1000
 _EXITING = 0x4
 """PF_EXITING of the kernel's include/linux/sched.h, in field 9 of /proc/<pid>/stat."""
+
+_PATH_MAX = 4096
+_MAX_ENTRIES = 100_000
+"""Files, folders and anything else that `files` looks at; the default disk has room for half as many."""
 
 
 @dataclass(frozen=True)
@@ -61,15 +66,17 @@ def run(assignment: Assignment) -> NoReturn:
     """Join the sandbox and serve it until the backend hangs up. Called in a forked child."""
     channel = socket.socket(fileno=assignment.channel)
     try:
-        proc, namespace = _join(assignment)
-        inside = _look_around(assignment, proc, namespace)
-        Supervisor(assignment, inside, proc).serve(channel)
+        try:
+            proc, namespace = _join(assignment)
+            inside = _look_around(assignment, proc, namespace)
+        except BaseException as e:  # noqa: BLE001 - the last chance to say why
+            # Unread, the first request would make the kernel drop this answer when the socket closes.
+            frames.receive(channel)
+            channel.sendall(frames.pack({"error": f"{type(e).__name__}: {e}"}))
+        else:
+            Supervisor(assignment, inside, proc).serve(channel)
     except ConnectionError:
         os._exit(0)
-    except BaseException as e:  # noqa: BLE001 - the last chance to say why
-        # Unread, the first request would make the kernel drop this answer when the socket closes.
-        frames.receive(channel)
-        channel.sendall(frames.pack({"error": f"{type(e).__name__}: {e}"}))
     finally:
         os._exit(1)
 
@@ -169,6 +176,8 @@ class Supervisor:
                 answer, payload = {"errno": e.errno or errno.EIO, "path": os.fsdecode(e.filename or "")}, b""
             except ValueError as e:
                 answer, payload = {"errno": errno.EINVAL, "path": str(e)}, b""
+            except Exception as e:  # noqa: BLE001 - who waits must learn why
+                answer, payload = {"error": f"{type(e).__name__}: {e}"}, b""
             if request["op"] in ("shell", "exec") and self._is_ending():
                 # The kernel has killed the command with everything else: that is not how the command ended.
                 raise ConnectionError
@@ -223,7 +232,7 @@ class Supervisor:
         path = self._path(request["path"])
         folder = os.path.dirname(path)  # noqa: PTH120
         try:
-            os.makedirs(folder, exist_ok=True)  # noqa: PTH103
+            _make_folders(folder)
             _write_file(path, body, self._assignment.limits["file_bytes"])
         except OSError as e:
             raise OSError(e.errno, os.strerror(e.errno or 0), request["path"]) from e
@@ -253,22 +262,18 @@ class Supervisor:
         found: list[tuple[str, int]] = []
         contents: list[bytes] = []
         left = request["max_bytes"]
-        for folder, folders, names, folder_fd in os.fwalk(self._inside.workdir, follow_symlinks=False):
-            folders.sort()
-            for name in sorted(names):
-                path = os.path.relpath(os.path.join(folder, name), self._inside.workdir)  # noqa: PTH118
-                try:
-                    if not stat.S_ISREG(os.stat(name, dir_fd=folder_fd, follow_symlinks=False).st_mode):
-                        continue
-                    content = _read_file(name, left + 1, os.O_NOFOLLOW, folder_fd)
-                except (PermissionError, FileNotFoundError):
-                    continue
-                # A name counts too: a million empty files are no small answer.
-                left -= len(content) + len(os.fsencode(path))
-                if left < 0:
-                    raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), self._inside.workdir)
-                found.append((path, len(content)))
-                contents.append(content)
+        top = self._inside.workdir
+        for path in _walk(top):
+            try:
+                content = _read_file(os.path.join(top, path), left + 1, os.O_NOFOLLOW)  # noqa: PTH118
+            except (PermissionError, FileNotFoundError):
+                continue
+            # A name counts too: a million empty files are no small answer.
+            left -= len(content) + len(os.fsencode(path))
+            if left < 0:
+                raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), top)
+            found.append((path, len(content)))
+            contents.append(content)
         return {"files": found}, b"".join(contents)
 
 
@@ -276,9 +281,59 @@ def _answer(result: Result) -> tuple[dict[str, Any], bytes]:
     return {"exit_code": result.exit_code, "timed_out": result.timed_out, "truncated": result.truncated}, result.output
 
 
-def _open(path: str, flags: int, folder_fd: int | None = None) -> int:
+def _walk(top: str) -> Iterator[str]:
+    """Paths of the regular files below a folder, relative to it; what its user may not look into is left out.
+
+    Without recursion, and bounded: who made the tree may have made it as deep and as wide as they liked, and a program
+    of theirs may still be at it.
+
+    Raises:
+        OSError: there is no such folder; or a path is too long to be written again, or there are too many (EFBIG).
+    """
+    os.close(os.open(top, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC))
+    most = _PATH_MAX - len(os.fsencode(top)) - 2  # the slash, and the NUL at the end
+    waiting, num_entries = [""], 0
+    while waiting:
+        folder = waiting.pop()
+        folders = []
+        for entry in sorted(_entries(os.path.join(top, folder)), key=lambda entry: entry.name):  # noqa: PTH118
+            path = os.path.join(folder, entry.name)  # noqa: PTH118
+            num_entries += 1
+            if num_entries > _MAX_ENTRIES or len(os.fsencode(path)) > most:
+                raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), top)
+            with contextlib.suppress(OSError):
+                if entry.is_dir(follow_symlinks=False):
+                    folders.append(path)
+                elif entry.is_file(follow_symlinks=False):
+                    yield path
+        waiting += reversed(folders)
+
+
+def _entries(folder: str) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(folder) as entries:
+            return list(itertools.islice(entries, _MAX_ENTRIES + 1))
+    except OSError:
+        return []
+
+
+def _make_folders(path: str) -> None:
+    """As `os.makedirs`, which is recursive."""
+    missing = []
+    while not os.path.isdir(path):  # noqa: PTH112
+        missing.append(path)
+        path = os.path.dirname(path)  # noqa: PTH120
+    for folder in reversed(missing):
+        try:
+            os.mkdir(folder)  # noqa: PTH102
+        except FileExistsError:
+            if not os.path.isdir(folder):  # noqa: PTH112 - `..` is one
+                raise
+
+
+def _open(path: str, flags: int) -> int:
     """Open a regular file or a character device. Non-blocking, so that a FIFO cannot hold the supervisor up."""
-    fd = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY, 0o644, dir_fd=folder_fd)
+    fd = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY, 0o644)
     mode = os.fstat(fd).st_mode
     if stat.S_ISREG(mode) or stat.S_ISCHR(mode):
         return fd
@@ -287,8 +342,8 @@ def _open(path: str, flags: int, folder_fd: int | None = None) -> int:
     raise OSError(number, os.strerror(number), path)
 
 
-def _read_file(path: str, max_bytes: int, flags: int, folder_fd: int | None = None) -> bytes:
-    fd = _open(path, os.O_RDONLY | flags, folder_fd)
+def _read_file(path: str, max_bytes: int, flags: int) -> bytes:
+    fd = _open(path, os.O_RDONLY | flags)
     chunks, left = [], max_bytes
     try:
         while left > 0 and (chunk := os.read(fd, min(left, 2**20))):
