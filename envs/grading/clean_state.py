@@ -6,6 +6,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import PurePosixPath
 
+from composer.contract import SandboxLimits
 from composer.types import Task
 
 CONFIG_FILES = frozenset(
@@ -15,6 +16,8 @@ CONFIG_FILES = frozenset(
 TEST_CONFIG = CONFIG_FILES | {"conftest.py"}
 TEST_FOLDERS = frozenset({"test", "tests"})
 STARTUP = frozenset({"sitecustomize", "usercustomize"})
+_PAGE_BYTES = 4096
+"""What a file takes of a disk at least, and a page of one that lies in memory."""
 RUNNER_MODULES = frozenset({"pytest", "_pytest", "py", "pluggy", "iniconfig", "packaging", "pygments"})
 
 
@@ -34,6 +37,41 @@ def clean_state(task: Task, final: Mapping[str, bytes]) -> dict[str, bytes]:
     for hidden in task.hidden_tests:
         files = {path: content for path, content in files.items() if not _in_the_way(path, hidden)}
     return files | task.hidden_tests
+
+
+def does_not_fit(task: Task, state: Mapping[str, bytes], limits: SandboxLimits) -> str:
+    """Why the agent has left too much for a sandbox to be filled with it again; empty if it fits.
+
+    What the task itself brings is not the agent's fault: a state that is no larger than the clean base state fits.
+    Half of the disk is kept for what runs: the overlay and /dev/shm have their share of it too.
+    """
+    room = limits.disk_bytes // 2 // _PAGE_BYTES
+    base = clean_state(task, task.files)
+    for of, what, most in (
+        (_num_entries, "files and folders", room),
+        (_num_pages, f"pages of {_PAGE_BYTES} bytes", room),
+        (_largest, "bytes in one file", limits.file_bytes),
+    ):
+        if (num := of(state)) > max(most, of(base)):
+            return f"{num} {what} were left behind, of which a grading sandbox takes {most}"
+    return ""
+
+
+def _num_entries(files: Mapping[str, bytes]) -> int:
+    folders: set[str] = set()
+    for path in files:
+        # From below, and no further than what was seen: a path may have thousands of parts.
+        while (path := path.rpartition("/")[0]) and path not in folders:
+            folders.add(path)
+    return len(files) + len(folders)
+
+
+def _num_pages(files: Mapping[str, bytes]) -> int:
+    return sum(-(-len(content) // _PAGE_BYTES) for content in files.values())
+
+
+def _largest(files: Mapping[str, bytes]) -> int:
+    return max(map(len, files.values()), default=0)
 
 
 def test_files(task: Task) -> dict[str, bytes]:

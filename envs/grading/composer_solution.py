@@ -11,6 +11,7 @@ import json
 import os
 
 HELLO = b"composer-solution-ready\n"
+AWAITED, GREETED = b"composer-solution-awaited", b"composer-solution-greeted"
 MAX_ANSWER_BYTES = 2**20
 
 
@@ -30,9 +31,9 @@ class SolutionLost(Exception):
 class Channel:
     """The stream to the solution's process."""
 
-    def __init__(self, fd):
-        """`fd` is a connected stream socket; nothing has been read from it."""
-        self._fd, self._is_greeted = fd, False
+    def __init__(self, fd, note=lambda word: None):
+        """`fd` is a connected stream socket, nothing has been read from it; `note` takes AWAITED, then GREETED."""
+        self._fd, self._note, self._is_greeted = fd, note, False
         self.num_calls = 0
         self.trouble = ""
         """Why there will be no answer any more."""
@@ -61,9 +62,11 @@ class Channel:
         return answer
 
     def _greet(self):
+        self._note(AWAITED)
         if self._read_line(len(HELLO)) != HELLO:
             raise self._lost("its process did not start")
         self._is_greeted = True
+        self._note(GREETED)
 
     def _write(self, data):
         try:

@@ -32,13 +32,14 @@ from weakref import WeakKeyDictionary
 from composer.contract import ExecResult, Grade, Sandbox, SandboxBackend, SandboxLimits
 from composer.errors import GradingError, TaskError
 from composer.types import Task, Trajectory
-from envs.grading.clean_state import CONFIG_FILES, clean_state, test_files
+from envs.grading.clean_state import CONFIG_FILES, clean_state, does_not_fit, test_files
 from envs.grading.hidden_tests import PROXY, expected_tests, runs_apart, test_paths
 
 _HERE = Path(__file__).parent
 REPORTER = _HERE / "reporter.py"
 CLIENT, SERVER = _HERE / "composer_solution.py", _HERE / "solution_server.py"
 READY = b"composer-grading-ready"
+AWAITED, GREETED = b"composer-solution-awaited", b"composer-solution-greeted"
 NONCE = "COMPOSER_GRADING_NONCE"
 ARGUMENTS = ("--assert=plain", "--capture=no", "-p", "no:cacheprovider", "-p", "no:terminal", "-p", "no:faulthandler")
 """Nothing that tests could ask for is off; failures are shown by `reporter.py`, so no output is made or captured."""
@@ -128,6 +129,8 @@ class PytestGrader:
         """
         expected = expected_tests(task)
         state = clean_state(task, files)
+        if reason := does_not_fit(task, state, self.limits):
+            return Grade(0.0, {"reason": reason, "num_passed": 0, "num_expected": len(expected), "seconds": 0.0})
         if not self.memoise:
             return (await self._run(task, state, expected, backend))[0]
         memory = self._memories.setdefault(backend, _Memory())
@@ -242,6 +245,8 @@ class _Run:
             try:
                 result = await tests.exec(command, channel=ours, env=environment, timeout_s=self.timeout_s)
                 report = self._read(result)
+                if result.timed_out and AWAITED in result.output and GREETED not in result.output:
+                    await self._last_words(serving, f"it had not started after {self.timeout_s:g} s", True)
                 for end in report.of("solution"):
                     if end["trouble"]:
                         trouble = await self._last_words(serving, end["trouble"], end["never_started"])
@@ -286,10 +291,11 @@ class _Run:
         """Why the solution did not answer; a sandbox that failed comes out as its error."""
         await asyncio.wait([serving], timeout=_LAST_WORDS_S)
         ended = serving.result() if serving.done() else None
-        if never_started and not (ended and ended.timed_out):
+        if never_started:  # too late or not at all: nothing of the agent's has run in it
             raise GradingError(
                 f"The solution's process could not start in the grading sandbox of task {self.task.id} "
-                f"({_shown(ended.exit_code, ended.output) if ended else trouble}): the sandbox needs python3."
+                f"({_shown(ended.exit_code, ended.output) if ended and not ended.timed_out else trouble}): "
+                "the sandbox needs python3, and the machine time to start it."
             )
         return f"{trouble} (exit code {ended.exit_code})" if ended else trouble
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import re
 import sys
 from pathlib import Path
 
@@ -193,6 +194,56 @@ def test_a_solution_that_never_starts_is_not_the_agents_fault(monkeypatch):
         grade(APART, RIGHT)
 
 
+@pytest.mark.parametrize("first", ["tests", "solution"])
+def test_a_solution_that_starts_too_late_is_not_the_agents_fault(monkeypatch, tmp_path, first):
+    """Whose deadline comes first is chance."""
+    real = FolderSandbox.exec
+
+    async def exec(self, argv, *, timeout_s, **more):
+        is_late = ("pytest" in argv) == (first == "solution")
+        return await real(self, argv, timeout_s=30.0 if is_late else timeout_s, **more)
+
+    async def slow_to_tell(self, argv, *, timeout_s, **more):
+        result = await exec(self, argv, timeout_s=timeout_s, **more)
+        if result.timed_out and "pytest" in argv:  # the stand-in loses what was printed
+            return dataclasses.replace(result, output=result.output + b"composer-solution-awaited\n")
+        return result
+
+    slow = tmp_path / "server.py"
+    slow.write_text(f"import time\ntime.sleep(60)\n{pytest_grader.SERVER.read_text()}")
+    monkeypatch.setattr(pytest_grader, "SERVER", slow)
+    monkeypatch.setattr(FolderSandbox, "exec", slow_to_tell)
+    with pytest.raises(GradingError, match="solution's process could not start.*needs python3, and the machine time"):
+        grade(APART, RIGHT, PytestGrader(timeout_s=2.0))
+
+
+@pytest.mark.parametrize(
+    ("more", "reason"),
+    [
+        ({f"f{i}": b"" for i in range(5000)}, "5004 files and folders were left behind, of which .* takes 2048"),
+        ({f"d{i}/x/y": b"" for i in range(1000)}, "3004 files and folders"),
+        ({f"f{i}": b"x" for i in range(2000)} | {"g": bytes(2**20)}, "2260 pages of 4096 bytes"),
+    ],
+)
+def test_more_files_than_a_sandbox_takes_are_a_zero_and_no_failure(more, reason):
+    small = PytestGrader(memory_bytes=32 * 2**20)
+    backend = FolderBackend()
+    verdict = grade(APART, {**RIGHT, **more}, small, backend)
+    assert verdict.score == 0.0 and re.match(reason, verdict.details["reason"]), verdict
+    assert backend.starts == 0
+    large = dataclasses.replace(APART, files={**APART.files, **more})
+    assert grade(large, {**RIGHT, **more}, small, backend).score == 1.0, "the task brought them"
+
+
+def test_a_file_larger_than_a_sandbox_takes_is_a_zero():
+    grader = PytestGrader()
+    grader.limits = dataclasses.replace(grader.limits, file_bytes=1000)
+    verdict = grade(APART, {**RIGHT, "x": bytes(1001)}, grader)
+    assert verdict.details["reason"] == (
+        "1001 bytes in one file were left behind, of which a grading sandbox takes 1000"
+    )
+
+
 def test_a_sandbox_of_the_solution_that_fails_is_not_the_agents_fault(monkeypatch):
     real = FolderSandbox.exec
 
@@ -282,6 +333,8 @@ def test_the_name_of_the_solutions_server_is_new_each_time_and_known_to_the_warm
 def test_reports_are_recognised_by_the_same_words_on_both_sides():
     for name in ("READY", "NONCE"):
         assert f"{name} = {getattr(pytest_grader, name)!r}".replace("'", '"') in pytest_grader.REPORTER.read_text()
+    words = f"AWAITED, GREETED = {pytest_grader.AWAITED!r}, {pytest_grader.GREETED!r}".replace("'", '"')
+    assert words in pytest_grader.CLIENT.read_text()
     hello = 'HELLO = b"composer-solution-ready\\n"'
     assert hello in pytest_grader.CLIENT.read_text() and hello in pytest_grader.SERVER.read_text()
 
