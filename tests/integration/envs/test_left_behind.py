@@ -52,7 +52,7 @@ HARMLESS = {
     "a tree 1500 deep with a file": python(folders(1500, "'d'") + "open('x', 'w')"),
     "a tree of long names": python(folders(15, "'d' * 250") + "open('x', 'w')"),
     "a name of 255 bytes": "touch $(printf 'n%.0s' $(seq 255)).; touch $(printf 'n%.0s' $(seq 255))",
-    "names with odd bytes": r"touch $'a\nb' $'\xff\xfe' ' ' '-rf' '*' $'\e[31m' '\'; mkdir $'\xff d'; touch $'\xff d/\n'",
+    "names with odd bytes": r"touch $'a\nb' $'\xff\xfe' ' ' ./-rf '*' '\'; mkdir $'\xff d'; touch $'\xff d/\n'",
     "pipes, sockets and devices": "mkfifo pipe helper.py\n"
     + python("socket.socket(socket.AF_UNIX).bind('socket')")
     + "\nmknod null c 1 3; ln -s /dev/zero zero; ln -s /dev/stdin stdin; touch NUL con aux",
