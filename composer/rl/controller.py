@@ -166,7 +166,7 @@ class Controller:
         if self._steps_alike == _STANDSTILL_STEPS:
             self.warn(
                 f"nothing is learnt any more: in the last {_STANDSTILL_STEPS} steps all episodes of each group had one "
-                f"reward (the mean is {metrics['reward/mean']:.3g}). Near 1 the tasks are learnt or too easy; else they "
+                f"reward (the mean is {metrics['reward/mean']:.3g}). Near 1 the tasks are learnt or easy; else they "
                 "are too hard or the policy has collapsed: look at the traces, and start again with a lower "
                 "algorithm.learning_rate, a higher algorithm.kl_coefficient or easier tasks"
             )
