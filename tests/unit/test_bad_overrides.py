@@ -79,7 +79,10 @@ def check_sentence(argv: list[str], *parts: str) -> None:
         ("algorithm.learning_rate=inf", "algorithm.learning_rate=inf finite"),
         ("algorithm.learning_rate=1" + "0" * 400, "algorithm.learning_rate=1000 finite"),
         ("env.taskset.args.x=[1,1e400]", "env.taskset.args.x='[1,1e400]' 1e400 is too large: give a finite number"),
-        ("-m algorithm.learning_rate=1e-4,1e400", "algorithm.learning_rate='1e-4,1e400' 1e400 is too large: give a finite number"),
+        (
+            "-m algorithm.learning_rate=1e-4,1e400",
+            "algorithm.learning_rate='1e-4,1e400' 1e400 is too large: give a finite number",
+        ),
         ("seed=" + "9" * 5000, "seed="),
         ("model.checkpoint.x=1", "model.checkpoint.x='1' no such key"),
         # numbers that nothing can use
