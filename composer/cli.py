@@ -155,8 +155,9 @@ def _bad_flag(message: str) -> NoReturn:
     unknown = message.removeprefix("unrecognized arguments: ")
     if unknown == message:
         raise ConfigError("flag", message.removeprefix("argument "), "`composer --help` shows how flags are given")
-    flag, _, value = unknown.split(" ")[0].partition("=")
-    raise ConfigError(flag, value, f"no such flag; an override has no dashes: `{flag.lstrip('-')}=<value>`")
+    flag, equals, value = unknown.split(" ")[0].partition("=")
+    remedy = f"no such flag; an override has no dashes: `{flag.lstrip('-')}=<value>`"
+    raise ConfigError(flag, value if equals else ..., remedy)
 
 
 def _complete(session: HydraSession, overrides: list[str]) -> int:

@@ -138,7 +138,7 @@ class Sandbox(Protocol):
         """Every regular file under `workdir`, path relative to it -> content; symbolic links are not followed.
 
         Raises:
-            OSError: the files add up to more than `max_bytes` (EFBIG).
+            OSError: EFBIG: the files add up to more than `max_bytes`, are too many, or lie too deep to be written back.
             SandboxError: the sandbox is gone or does not answer.
         """
         ...

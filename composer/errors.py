@@ -24,10 +24,11 @@ class ConfigError(ComposerError):
     exit_code = 2
 
     def __init__(self, key: str, value: object, remedy: str) -> None:
-        """Keep key, value and remedy apart, so that callers can test them one by one."""
+        """Keep key, value and remedy apart, so that callers can test them one by one; a value of `...` is none."""
         self.key, self.value, self.remedy = key, value, remedy
         shown = repr(value)
-        super().__init__(f"{key}={shown if len(shown) <= 120 else f'{shown[:117]}...'}: {remedy}")
+        given = "" if value is ... else f"={shown if len(shown) <= 120 else f'{shown[:117]}...'}"
+        super().__init__(f"{key}{given}: {remedy}")
 
     def __reduce__(self) -> tuple[type[ConfigError], tuple[str, object, str]]:
         """Let the error travel from an actor to the driver."""

@@ -51,7 +51,8 @@ def _relations(model: ModelConfig, p: ParallelConfig) -> Iterator[tuple[bool, st
 
     positions, multiple = model.max_context, position_multiple(p)
     remedy = f"must be a multiple of {multiple} (tensor_parallel x 2 context_parallel, where that is above 1)"
-    yield positions % multiple == 0, "model.max_context", positions, f"{remedy}: {next_multiple(positions, multiple)}"
+    remedy += f", such as {next_multiple(positions, multiple)}"
+    yield positions % multiple == 0, "model.max_context", positions, remedy
 
     key, layers = "parallel.pipeline_parallel", model.num_layers
     yield pp <= layers, key, pp, f"must be at most model.num_layers ({layers}), one layer a stage"

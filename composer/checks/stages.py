@@ -65,13 +65,13 @@ def check_phases(config: Config) -> None:
             f"{key}.seq_len",
             phase.seq_len,
             f"must be a multiple of {multiple}, by which context and tensor parallelism and the loss of a large "
-            f"vocabulary cut it: {next_multiple(phase.seq_len, multiple)}",
+            f"vocabulary cut it, such as {next_multiple(phase.seq_len, multiple)}",
         )
         require(
             phase.batch_size % ranks == 0,
             f"{key}.batch_size",
             phase.batch_size,
-            f"must be a multiple of the data-parallel ranks ({ranks}): {next_multiple(phase.batch_size, ranks)}",
+            f"must be a multiple of the {ranks} data-parallel ranks, such as {next_multiple(phase.batch_size, ranks)}",
         )
         require(
             phase.batch_size // ranks >= p.pipeline_parallel,

@@ -127,7 +127,7 @@ def check_sentence(argv: list[str], *parts: str) -> None:
         ("seed=choice(1,2)", "seed='choice(1,2)' `-m`"),
         ("seed=nope(3)", "seed='nope(3)' Unknown function"),
         ("seed=int(x)", "seed='int(x)' invalid literal"),
-        ("seed", "seed='' `seed=<value>`"),
+        ("seed", "seed: `seed=<value>`"),
         # interpolations
         ("seed=${nope}", "seed='${nope}' ${oc.env:VARIABLE,default}"),
         ("seed=${seed}", "seed='${seed}'"),

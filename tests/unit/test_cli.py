@@ -357,7 +357,7 @@ def test_a_plan_says_what_to_type_for_it(
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["plan", "composer"], "composer='': is one word too many: leave it out"),
+        (["plan", "composer"], "composer: is one word too many: leave it out"),
         (["plan", "plan"], "one word too many"),
         (["doctor", "-m"], "leave out -m"),
     ],
