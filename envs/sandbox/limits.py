@@ -6,7 +6,7 @@ With control groups (version 1 or 2, `memory` and `pids`; the default, exact):
     file_bytes      RLIMIT_FSIZE of every process
     disk_bytes      size of the one tmpfs below the overlay, minus what /dev/shm gets (`shm_bytes`)
     cpu_seconds     RLIMIT_CPU of every process; all of them together are bounded by the lifetime
-    exec_timeout_s, output_bytes    the supervisor (shell.py)
+    exec_timeout_s, output_bytes    the supervisor (programs.py)
     lifetime_s      the fork server, which kills the sandbox whatever its owner does
 
 Without writable control groups, for ordinary users (`Watch`): RLIMIT_NPROC, counted per user namespace (Linux 5.14),

@@ -2,7 +2,7 @@
 
 It has the sandbox's user, control group, file system and seccomp filter, no capability, and no way back. So whatever
 path it is asked to open is resolved by the kernel inside the sandbox, with the sandbox user's rights and limits:
-there is no host path that a symbolic link could lead to. Only its PID namespace is the fork server's (see shell.py).
+there is no host path that a symbolic link could lead to. Only its PID namespace is the fork server's (see programs.py).
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from envs.sandbox import frames, limits, linux, warm
-from envs.sandbox.shell import Inside, PersistentShell, Result, execute, kill_others, run_program
+from envs.sandbox.programs import Inside, Result, execute, kill_others, run_program
+from envs.sandbox.shell import PersistentShell
 
 _SANDBOX_NAMESPACES = (
     linux.CLONE_NEWUSER

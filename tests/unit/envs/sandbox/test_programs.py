@@ -1,11 +1,11 @@
-"""The output buffer, against slicing the whole output."""
+"""The output buffer of a program, against slicing the whole output."""
 
 from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from envs.sandbox.shell import OutputBuffer
+from envs.sandbox.programs import OutputBuffer
 
 
 @given(st.lists(st.binary(max_size=40), max_size=20), st.integers(1, 50))
