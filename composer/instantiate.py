@@ -110,6 +110,16 @@ def check_target(
     return factory
 
 
+def accepts(target: TargetConfig, argument: str, plugins: Iterable[str] = (), /, *, key: str = "_target_") -> bool:
+    """Whether the constructor that `target` names takes this argument.
+
+    Raises:
+        ConfigError: the name is not allowed or leads nowhere.
+    """
+    known, takes_any = _parameters(_locate(target._target_, plugins, f"{key}._target_", lambda key: ""))
+    return takes_any or argument in known
+
+
 def targets(config: Config) -> Iterator[tuple[str, TargetConfig]]:
     """Every target of a config by its dotted key."""
     yield "launcher", config.launcher

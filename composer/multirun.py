@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
@@ -31,6 +33,7 @@ def run_sweep(session: HydraSession, command: str, overrides: list[str]) -> int:
     cfg = session.raw(overrides, RunMode.MULTIRUN)
     hydras = [o for o in overrides if o.lstrip("+~").startswith(("hydra.", "hydra/"))]
     places = {os.curdir: "the sweep"}
+    jobs: list[tuple[str, list[str]]] = []
     earlier: list[tuple[Config, list[str]]] = []
     for number, job in enumerate(_jobs(session, cfg, overrides)):
         composed = session.compose([*hydras, *job])
@@ -40,6 +43,7 @@ def run_sweep(session: HydraSession, command: str, overrides: list[str]) -> int:
             remedy = f"{places[place]} and job {number} would share this directory: put ${{hydra.job.num}} into it"
             raise ConfigError("hydra.sweep.subdir", place, remedy)
         places[place] = f"job {number}"
+        jobs.append((place, job))
         plan = make_plan(composed.config, typed(composed.hydra, job))
         if command == "plan":
             say(f"\njob {number}: {' '.join(map(as_typed, job))}")
@@ -55,12 +59,24 @@ def run_sweep(session: HydraSession, command: str, overrides: list[str]) -> int:
     try:
         session.hydra.multirun(session.config_name, sweep_job, [*kept, *where])
     except KeyboardInterrupt:
+        _say_what_is_left(sweep_dir, jobs)
         with contextlib.suppress(OSError):
             sweep_dir.rmdir()  # if nothing is in it yet
         raise
     except HydraException as error:
         raise ConfigError("hydra.sweeper", str(cfg.hydra.sweeper._target_), " ".join(str(error).split())) from error
     return 0
+
+
+def _say_what_is_left(sweep_dir: Path, jobs: Sequence[tuple[str, list[str]]]) -> None:
+    """Name the jobs that an interrupted sweep did not come to, which have no directory to resume."""
+    left = [
+        f"job {number} ({' '.join(map(as_typed, job))})"
+        for number, (place, job) in enumerate(jobs)
+        if not (sweep_dir / place / config_files.PLAN_FILE).exists()
+    ]
+    if left:
+        say(f"composer: of the {len(jobs)} jobs of this sweep these were not begun: {', '.join(left)}", sys.stderr)
 
 
 def _check_new(config: Config, job: list[str], earlier: list[tuple[Config, list[str]]]) -> None:

@@ -23,7 +23,7 @@ from composer.checks.common import (
     world_size,
 )
 from composer.config import PLAN_FILE, run_name, save_whole, to_dict
-from composer.instantiate import check_targets
+from composer.instantiate import accepts, check_targets
 from composer.models.sizes import (
     count_parameters,
     generator_memory,
@@ -272,7 +272,9 @@ def _where(config: Config, source: SourceConfig) -> str:
     """Where a source's text comes from."""
     if source.kind is SourceKind.sessions:
         sessions = config.mix.sessions
-        return f"{sessions.num_sessions:,} sessions of the expert, right in {sessions.expert_accuracy:.0%}"
+        right = f", right in {sessions.expert_accuracy:.0%}"
+        told = accepts(config.env.taskset, "expert_accuracy", config.plugins, key="env.taskset")
+        return f"{sessions.num_sessions:,} sessions of the expert{right if told else ''}"
     if source.kind is SourceKind.files:
         return f"{source.path}/{source.pattern}"
     return source.path or "Python's standard library"
@@ -386,7 +388,8 @@ def _commands(config: Config, typed: Sequence[str]) -> Iterator[str]:
         gpus = f" --num-gpus={parallel.gpus_per_node}" if parallel.accelerator is Accelerator.cuda else ""
         yield f"ray start --head --port=6379{gpus}   # on the first machine, unless the cluster is there already"
         if machines > 1:
-            yield f"ray start --address=<first machine>:6379{gpus}   # on each of the other {machines - 1}"
+            others = "the other one" if machines == 2 else f"each of the other {machines - 1}"
+            yield f"ray start --address=<first machine>:6379{gpus}   # on {others}"
     yield shlex.join(("composer", *typed))
     uri = config.tracking.uri or sqlite_uri(Path(config.run_root).expanduser().absolute() / "mlflow.db")
     if uri.startswith("sqlite"):

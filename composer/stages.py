@@ -246,7 +246,8 @@ def check_start(config: Config, layout: Layout) -> None:
     if average < least:
         raise TrainingError(
             f"average@{k} before RL is {average:.3f}, under algorithm.min_start_average={least:g}: a policy that "
-            "hardly ever succeeds learns nothing. Train longer on sessions (mix.phases.sft.tokens), or set it to 0"
+            "hardly ever succeeds learns nothing. Go on all the same with algorithm.min_start_average=0, or start a "
+            "new run that trains longer on sessions (mix.phases.sft.tokens)"
         )
 
 

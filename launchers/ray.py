@@ -7,6 +7,8 @@ import os
 import socket
 from collections.abc import Mapping
 
+import psutil
+
 from composer.contract import Finding
 from composer.errors import LauncherError
 from launchers.base import OWNER_VARIABLE, Owner, sweep_processes
@@ -84,13 +86,28 @@ class RayLauncher:
             ray.shutdown()
 
     def check(self) -> list[Finding]:
-        """What is missing for this launcher on this machine."""
+        """Whether Ray is installed, and whether a cluster is there to be joined."""
         from importlib.metadata import PackageNotFoundError, version
 
         try:
-            return [Finding("ray", True, f"ray {version('ray')}")]
+            ray = Finding("ray", True, f"ray {version('ray')}")
         except PackageNotFoundError:
-            return [Finding("ray", False, "Ray is not installed", "pip install ray==2.60.0")]
+            ray = Finding("ray", False, "Ray is not installed", "pip install ray==2.60.0")
+        return [ray, self._cluster()]
+
+    def _cluster(self) -> Finding:
+        """What can be told without joining; whether the cluster has room, `start` sees."""
+        remedy = (
+            "start one with `ray start --head`, name yours (launcher.args.address=<host>:<port>), or launcher=local"
+        )
+        if self.address == "auto" and "RAY_ADDRESS" not in os.environ:
+            here = any(p.info["name"] == "raylet" for p in psutil.process_iter(["name"]))
+            return Finding("cluster", here, f"this machine belongs to {'a' if here else 'no'} Ray cluster", remedy)
+        try:
+            self._knock()
+        except LauncherError as error:
+            return Finding("cluster", False, str(error).partition(";")[0], remedy)
+        return Finding("cluster", True, f"looked for at {self.address}")
 
     def sweep(self) -> int:
         """End processes on this machine whose driver was killed."""

@@ -12,8 +12,9 @@ from composer.checks.common import (
     optimizer_steps,
     require,
 )
+from composer.errors import PlanError
 from composer.models.sizes import sequence_multiple
-from composer.schema import Config, PhaseKind, SourceConfig, SourceKind, Stage
+from composer.schema import Config, PhaseConfig, PhaseKind, SourceConfig, SourceKind, Stage
 
 _BUBBLEWRAP = "envs.sandbox.bubblewrap.BubblewrapBackend"
 """Keeps files in memory; a backend of a plugin may have a disk."""
@@ -50,63 +51,73 @@ def check_phases(config: Config) -> None:
     """Each phase's sequences and batches fit the mesh, and its sources what it does.
 
     Raises:
-        PlanError: the first relation that does not hold.
+        PlanError: the first relation that does not hold; its notes are those of the other phases, since a change of the
+            mesh mostly asks the same of all.
     """
     if Stage.pretrain not in config.stages:
         return
-    p, ranks = config.parallel, data_parallel_ranks(config.parallel)
-    multiple = sequence_multiple(config.model, p)
+    errors = []
     for name, phase in config.mix.phases.items():
-        key = f"mix.phases.{name}"
-        limit = config.model.max_context
-        require(phase.seq_len <= limit, f"{key}.seq_len", phase.seq_len, f"must be at most model.max_context ({limit})")
-        require(
-            phase.seq_len % multiple == 0,
-            f"{key}.seq_len",
-            phase.seq_len,
-            f"must be a multiple of {multiple}, by which context and tensor parallelism and the loss of a large "
-            f"vocabulary cut it, such as {next_multiple(phase.seq_len, multiple)}",
-        )
-        require(
-            phase.batch_size % ranks == 0,
-            f"{key}.batch_size",
-            phase.batch_size,
-            f"must be a multiple of the {ranks} data-parallel ranks, such as {next_multiple(phase.batch_size, ranks)}",
-        )
-        require(
-            phase.batch_size // ranks >= p.pipeline_parallel,
-            f"{key}.batch_size",
-            phase.batch_size,
-            f"a pipeline of {p.pipeline_parallel} stages needs as many sequences on each of {ranks} data-parallel "
-            f"ranks: at least {ranks * p.pipeline_parallel}",
-        )
-        steps = optimizer_steps(phase)
-        require(
-            phase.warmup_steps < steps or phase.warmup_steps == 0,
-            f"{key}.warmup_steps",
-            phase.warmup_steps,
-            f"must be less than the phase's {steps} steps (tokens / batch_size / seq_len)",
-        )
-        require(bool(phase.sources), f"{key}.sources", {}, "a phase needs at least one source")
-        require(
-            phase.kind is PhaseKind.pretrain or len(phase.sources) == 1,
-            f"{key}.sources",
-            list(phase.sources),
-            "all sessions are one pool (mix.sessions): keep one source",
-        )
-        for source_name, source in phase.sources.items():
-            _check_source(f"{key}.sources.{source_name}", source, phase.kind)
+        try:
+            _check_phase(config, f"mix.phases.{name}", phase)
+        except PlanError as error:
+            errors.append(error)
+    if errors:
+        for other in errors[1:]:
+            errors[0].add_note(str(other))
+        raise errors[0]
+    codebase = config.mix.codebase
     require(
-        config.mix.codebase.kind is not SourceKind.sessions,
+        codebase.kind is not SourceKind.sessions,
         "mix.codebase.kind",
-        config.mix.codebase.kind.value,
+        codebase.kind.value,
         "the codebase is held-out text: use files, jsonl, stdlib_code or stdlib_prose",
     )
-    weight = config.mix.codebase.weight
+    weight, remedy = codebase.weight, "nothing reads it, since the codebase is in no mix: leave it at 1"
+    require(weight == 1, "mix.codebase.weight", weight, remedy)
+    _check_source("mix.codebase", codebase, PhaseKind.pretrain)
+
+
+def _check_phase(config: Config, key: str, phase: PhaseConfig) -> None:
+    p, ranks = config.parallel, data_parallel_ranks(config.parallel)
+    multiple, limit = sequence_multiple(config.model, p), config.model.max_context
+    require(phase.seq_len <= limit, f"{key}.seq_len", phase.seq_len, f"must be at most model.max_context ({limit})")
     require(
-        weight == 1, "mix.codebase.weight", weight, "nothing reads it, since the codebase is in no mix: leave it at 1"
+        phase.seq_len % multiple == 0,
+        f"{key}.seq_len",
+        phase.seq_len,
+        f"must be a multiple of {multiple}, by which context and tensor parallelism and the loss of a large "
+        f"vocabulary cut it, such as {next_multiple(phase.seq_len, multiple)}",
     )
-    _check_source("mix.codebase", config.mix.codebase, PhaseKind.pretrain)
+    require(
+        phase.batch_size % ranks == 0,
+        f"{key}.batch_size",
+        phase.batch_size,
+        f"must be a multiple of the {ranks} data-parallel ranks, such as {next_multiple(phase.batch_size, ranks)}",
+    )
+    require(
+        phase.batch_size // ranks >= p.pipeline_parallel,
+        f"{key}.batch_size",
+        phase.batch_size,
+        f"a pipeline of {p.pipeline_parallel} stages needs as many sequences on each of {ranks} data-parallel "
+        f"ranks: at least {ranks * p.pipeline_parallel}",
+    )
+    steps = optimizer_steps(phase)
+    require(
+        phase.warmup_steps < steps or phase.warmup_steps == 0,
+        f"{key}.warmup_steps",
+        phase.warmup_steps,
+        f"must be less than the phase's {steps} steps (tokens / batch_size / seq_len)",
+    )
+    require(bool(phase.sources), f"{key}.sources", {}, "a phase needs at least one source")
+    require(
+        phase.kind is PhaseKind.pretrain or len(phase.sources) == 1,
+        f"{key}.sources",
+        list(phase.sources),
+        "all sessions are one pool (mix.sessions): keep one source",
+    )
+    for source_name, source in phase.sources.items():
+        _check_source(f"{key}.sources.{source_name}", source, phase.kind)
 
 
 def _check_source(key: str, source: SourceConfig, kind: PhaseKind) -> None:

@@ -202,7 +202,7 @@ class StageProgress:
                 self._progress.update(self._bar, completed=done, numbers=shown)
             except _STREAM_FAILS:
                 return
-        elif time.monotonic() - self._shown >= self._console.every_s:
+        elif done < self.total and time.monotonic() - self._shown >= self._console.every_s:
             self._say(self._eta())
 
     def __enter__(self) -> Self:

@@ -521,7 +521,9 @@ def test_a_job_that_is_refused_or_interrupted_before_it_began_leaves_no_director
     assert f"interrupted before anything was begun; {Path('all/2').absolute()} is removed" in capsys.readouterr().err
 
 
-def test_an_interrupted_job_stops_the_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_job_stops_the_sweep_which_names_the_jobs_it_did_not_begin(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     seeds = []
 
     def run(config: Config, plan: Any, run_dir: Path) -> int:
@@ -531,6 +533,8 @@ def test_an_interrupted_job_stops_the_sweep(monkeypatch: pytest.MonkeyPatch) -> 
     stand_in(monkeypatch, run)
     assert sweep("seed=0,1,2") == 130
     assert seeds == [0]
+    said = "composer: of the 3 jobs of this sweep these were not begun: job 1 (seed=1), job 2 (seed=2)\n"
+    assert said in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("subdir", ["same", "./same/", "${now:%Y}", "${hydra.sweep.dir}", "."])

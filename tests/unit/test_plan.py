@@ -65,6 +65,15 @@ def test_the_mix_is_shown(quickstart: RunPlan, composer2: RunPlan) -> None:
     assert ["prose", "2", "200.00B", "jsonl", "corpora/prose.jsonl"] in rows
 
 
+def test_a_tasksets_own_expert_has_no_share(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = "class Own:\n    def task(self, split, index): ...\n    def expert(self, task, seed): ...\n"
+    (tmp_path / "own_expert.py").write_text(source)
+    monkeypatch.syspath_prepend(tmp_path)
+    mine = ["plugins=[own_expert]", "env.taskset._target_=own_expert.Own", "~env.taskset.args"]
+    [sessions] = make_plan(compose(mine)).stages[0].phases[1].sources
+    assert sessions.where == "2,000 sessions of the expert"
+
+
 def test_tokens_of_sessions_are_a_bound(quickstart: RunPlan) -> None:
     console = Console(width=150, force_terminal=False)
     with console.capture() as captured:
@@ -139,6 +148,9 @@ def test_commands_can_be_pasted(quickstart: RunPlan, composer2: RunPlan) -> None
     assert quickstart.commands[0] == "composer --config-dir 'my conf' seed=1 'run_root=a b'"
     assert composer2.commands[0].startswith("ray start --head --port=6379 --num-gpus=8")
     assert "each of the other 83" in composer2.commands[1]
+    batches = ["mix.phases.pretrain.batch_size=8", "mix.phases.sft.batch_size=8"]
+    two = make_plan(compose(["parallel=h200_8", "weight_sync=filesystem", "launcher=ray", *batches]))
+    assert two.commands[1].endswith("# on the other one")
 
 
 def test_a_plan_survives_yaml(quickstart: RunPlan, tmp_path: Path) -> None:

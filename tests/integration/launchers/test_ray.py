@@ -1,6 +1,7 @@
 """The Ray launcher against a real cluster that is already there: it joins, asks for room first, and leaves it alone."""
 
 import os
+import socket
 import subprocess
 import sys
 import textwrap
@@ -96,5 +97,14 @@ def test_an_address_without_a_cluster_is_named() -> None:
     assert "ray start --head" in refused.stdout
 
 
-def test_its_checks_name_ray() -> None:
-    assert [f.name for f in RayLauncher("x", {}).check() if isinstance(f, Finding) and f.ok] == ["ray"]
+def test_its_checks_name_ray_and_a_cluster_that_is_not_there() -> None:
+    ray, cluster = RayLauncher("x", {}, address="127.0.0.1:1").check()
+    assert (ray.name, ray.ok) == ("ray", True)
+    assert isinstance(cluster, Finding) and not cluster.ok and cluster.required
+    assert "launcher.args.address='127.0.0.1:1'" in cluster.detail
+    assert "ray start --head" in cluster.remedy and "launcher=local" in cluster.remedy
+
+
+def test_a_cluster_that_answers_is_found() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        assert RayLauncher("x", {}, address=f"127.0.0.1:{server.getsockname()[1]}").check()[1].ok

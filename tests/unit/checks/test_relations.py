@@ -36,6 +36,13 @@ def configured(overrides: list[str]) -> Config:
     return apply(recipe(*groups), [o for o in overrides if o not in groups])
 
 
+def test_all_phases_that_a_mesh_does_not_fit_are_named_at_once() -> None:
+    with pytest.raises(PlanError) as caught:
+        check(configured(["parallel.data_parallel_shard=3"]))
+    assert caught.value.key == "mix.phases.pretrain.batch_size"
+    assert [note.partition("=")[0] for note in caught.value.__notes__] == ["mix.phases.sft.batch_size"]
+
+
 @pytest.mark.parametrize("overrides", [[], ["+experiment=composer1"], ["+experiment=composer2"]])
 def test_the_recipes_hold(overrides: list[str]) -> None:
     check(configured(overrides))

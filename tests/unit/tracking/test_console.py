@@ -64,6 +64,16 @@ def test_a_log_is_not_flooded() -> None:
     assert len(stream.getvalue().splitlines()) == 2
 
 
+def test_the_end_of_a_stage_is_one_line() -> None:
+    stream = io.StringIO()
+    with Console(stream, every_s=0.0).stage("rl", total=2) as bar:
+        bar.update(1)
+        bar.update(2)
+    shown = [line[9:].split(", ")[0] for line in stream.getvalue().splitlines()]
+    assert shown == ["rl: 2 steps to do", "rl: 1/2 steps", "rl: 2/2 steps"]
+    assert "2/2 steps, done after" in stream.getvalue()
+
+
 def test_a_stage_that_is_interrupted_says_so() -> None:
     stream = io.StringIO()
     with pytest.raises(KeyboardInterrupt), Console(stream).stage("rl", total=4):
