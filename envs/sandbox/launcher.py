@@ -151,6 +151,8 @@ class _Server:
     @functools.cache  # noqa: B019 - there is one launcher, for as long as its process lives
     def _arguments(self, disk_bytes: int) -> list[str]:
         """Bubblewrap's command line; made before the fork, since each page that a child touches has to be copied."""
+        # In an ordinary user's sandbox that user owns what root should: its modes protect nothing.
+        kept = () if self._tree.uid else ("--ro-bind", "/skel/etc", "/etc", "--ro-bind", "/skel/opt", "/opt")
         settings = [word for name, value in self._environment.items() for word in ("--setenv", name, value)]
         return [
             _BWRAP,
@@ -158,6 +160,7 @@ class _Server:
             *("--hostname", self._tree.hostname, "--new-session", "--die-with-parent", "--as-pid-1"),
             *("--cap-drop", "ALL", "--seccomp", str(_SECCOMP_FD), "--info-fd", str(_INFO_FD), "--clearenv", *settings),
             *("--overlay-src", "/skel", "--overlay", "/disk/upper", "/disk/work", "/"),
+            *kept,
             *rootfs.bwrap_binds(self._tree.python),
             *("--proc", "/proc", "--dev", "/dev"),
             *("--size", str(limits.shm_bytes(disk_bytes)), "--perms", "1777", "--tmpfs", "/dev/shm"),

@@ -51,6 +51,8 @@ def test_a_signal_under_the_imports_ends_it_without_a_traceback(
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        # `nohup make test` has it ignored, and the command rightly leaves it so.
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),
     )
     with process:
         assert process.stdout and process.stdout.readline() == "importing\n"

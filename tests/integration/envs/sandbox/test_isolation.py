@@ -120,6 +120,21 @@ def test_no_network(sh: Callable, run: Callable) -> None:
     server.close()
 
 
+def test_the_system_cannot_be_written_to_by_whom_it_belongs_to(run: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An ordinary user's sandboxes, and all that is in them, belong to that user."""
+    monkeypatch.setattr(bubblewrap, "sandbox_uid", lambda: 0)
+    backend = BubblewrapBackend("owner")
+    try:
+        sandbox = run(backend.start({}, SandboxLimits()))
+        for path in ("/etc/x", "/etc/passwd", "/opt/x", "/opt/python/bin/python3"):
+            assert run(sandbox.shell(f"echo 1 > {path}")).exit_code != 0, path
+            assert run(sandbox.shell(f"rm -f {path}; chmod 777 {path}")).exit_code != 0, path
+        with pytest.raises(PermissionError):
+            run(sandbox.write("/etc/passwd", b""))
+    finally:
+        run(backend.close())
+
+
 def test_the_host_cannot_be_written_to(sh: Callable) -> None:
     for path in ("/usr/bin/x", "/usr/x", "/etc/x", "/opt/python/x", "/dev/x", "/proc/sys/kernel/hostname", "/lib/x"):
         assert sh(f"echo 1 > {path}")[0] != 0, path
