@@ -50,6 +50,11 @@ def service(corpus):
     service.stop()
 
 
+def process_of(service: ShadowBackend) -> subprocess.Popen[bytes]:
+    assert service._process is not None
+    return service._process
+
+
 @pytest.fixture(autouse=True)
 def no_shared_service():
     yield
@@ -120,7 +125,9 @@ def test_only_its_owner_may_ask(service):
         assert status == 401 and "results" not in answer
     address = service.url.removeprefix("http://").split(":")
     assert address[0] == "127.0.0.1"
-    others = {info[4][0] for info in socket.getaddrinfo(socket.gethostname(), None, socket.AF_INET)} - {"127.0.0.1"}
+    others = {str(info[4][0]) for info in socket.getaddrinfo(socket.gethostname(), None, socket.AF_INET)} - {
+        "127.0.0.1"
+    }
     for other in others:
         with pytest.raises(OSError):
             socket.create_connection((other, int(address[1])), timeout=2)
@@ -138,9 +145,9 @@ def test_it_starts_once_and_leaves_nothing(corpus):
     service = ShadowBackend(corpus)
     service.stop()
     service.start()
-    pid = service._process.pid
+    pid = process_of(service).pid
     service.start()
-    assert service._process.pid == pid and service.is_running
+    assert process_of(service).pid == pid and service.is_running
     service.stop()
     service.stop()
     assert not service.is_running and not Path(f"/proc/{pid}").exists()
@@ -249,7 +256,7 @@ def test_a_backend_that_was_started_anew_is_given_the_files_again(sandboxes):
 
     async def work(sandbox):
         before = await tool.call({"query": "evict"}, sandbox)
-        shared()._process.kill()
+        process_of(shared()).kill()
         return before.content, (await tool.call({"query": "evict"}, sandbox)).content
 
     before, after = sandboxes(work)

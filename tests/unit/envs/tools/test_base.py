@@ -15,6 +15,7 @@ from envs.tools.files import EditLine, ListFiles, ReadFile, WriteFile
 from envs.tools.finish import Finish
 from envs.tools.grep import Grep
 from envs.tools.listing import Glob, ListDir
+from envs.tools.search import SemanticSearch
 from envs.tools.shell import Run
 from envs.tools.todo import Todo
 
@@ -30,6 +31,7 @@ TOOLS = (
     Run,
     Todo,
     Finish,
+    SemanticSearch,
 )
 NO_SANDBOX = cast("Sandbox", object())
 
@@ -61,15 +63,13 @@ def test_a_strict_tool_refuses_what_it_does_not_know_and_a_lenient_one_ignores_i
     assert call(Echo(), {"word": "a", "times": 2}).content == "{'word': 'a', 'times': 2}"
 
 
-@pytest.mark.parametrize(
-    "make",
-)
+@pytest.mark.parametrize("make", TOOLS)
 def test_every_tool_takes_another_name_and_description(make: type[CheckedTool]) -> None:
     own, other = make(), make(name="other-name", description="Another.", strict=False)
     assert isinstance(own, Tool) and isinstance(other, Tool)
     assert own.name and own.description and own.strict
     assert (other.name, other.description, other.strict) == ("other-name", "Another.", False)
-    assert own.name != "other-name", "one tool's name is not another's"
+    assert (make().name, make().description) == (own.name, own.description), "one tool's name is not another's"
     required = own.parameters["required"]
     assert list(own.parameters["properties"])[: len(required)] == required, "templates show arguments in this order"
     for name in ("1st", "a b", "a" * 65, "é"):
