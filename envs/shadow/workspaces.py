@@ -20,14 +20,14 @@ class Workspaces:
     """Indices by the name of a workspace. Not for use by several threads at a time."""
 
     def __init__(
-        self, max_characters: int = 32 * 2**20, max_workspaces: int = 1024, max_total: int = 256 * 2**20
+        self, max_characters: int = 16 * 2**20, max_workspaces: int = 1024, max_total: int = 64 * 2**20
     ) -> None:
         """Choose the limits.
 
         Args:
             max_characters: of one workspace.
             max_workspaces: how many are kept.
-            max_total: characters of all of them.
+            max_total: characters of all of them; an index takes some ten bytes for each.
         """
         self.max_characters, self.max_workspaces, self.max_total = max_characters, max_workspaces, max_total
         self._indices: OrderedDict[str, PassageIndex] = OrderedDict()

@@ -2,7 +2,8 @@
 
 By ripgrep where the sandbox has it: its syntax, and files that .gitignore names are left out. Otherwise by GNU's grep
 with extended expressions. The answers look the same: `path:line:text`, sorted by path, paths relative to the folder
-that was searched. Binary files and .git are left out. An env whose images differ in this should name `program`.
+that was searched. Binary files and .git are left out, and by grep files that are not UTF-8. An env whose images differ
+in what they have should name `program`.
 """
 
 from __future__ import annotations
@@ -13,13 +14,13 @@ from typing import Any
 from composer.contract import Sandbox, ToolResult
 from envs.tools.base import CheckedTool, boolean, integer, parameters, refuse, require_positive, text, with_optional
 from envs.tools.globs import glob_to_regex
-from envs.tools.listing import before_the_cut, show_name
+from envs.tools.listing import GNU_FIND, before_the_cut, show_name
 
 GREP_TIMEOUT_S = 20.0
 _MAX_LINE_CHARACTERS = 300
 _MAX_RAW_LINE_BYTES = 1500
 """Of one match with its path, as it leaves the sandbox."""
-_NOT_THERE, _CLOSED, _BAD_PATTERN = 2, 3, 4
+_NOT_THERE, _CLOSED, _BAD_PATTERN, _NO_PROGRAM = 2, 3, 4, 5
 
 # Patterns are tried on nothing first: an error in them must not look like a search without a result. `find` gives files
 # only, so that no pipe or device is opened, and in an order.
@@ -41,6 +42,7 @@ if [ -n "$program" ] && command -v "$program" >/dev/null; then
             --hidden --sort path --glob '!.git' ${{glob:+--glob "$glob"}} $flag -e "$pattern" -- "$start"
     }}
 else
+    {GNU_FIND} || exit {_NO_PROGRAM}
     try() {{ grep -E $flag -e "$pattern" </dev/null 2>&1; }}
     search() {{
         LC_ALL=C find "$start" -name .git -prune -o -type f -regextype posix-extended -regex "$regex" -print0 |
@@ -120,7 +122,7 @@ class Grep(CheckedTool):
         if result.exit_code == _NOT_THERE:
             return refuse(f"no such file or folder: {path}")
         if result.exit_code != 0:
-            return refuse(f"the search ended with exit code {result.exit_code}")
+            return refuse("searching needs ripgrep, or GNU find and grep, which do not run here")
         lines = before_the_cut(result).split(b"\n")[:-1]
         more = ["... and more"] if len(lines) > most or result.truncated else []
         return ToolResult("\n".join([*_shown(lines)[:most], *more]) or "(no matches)")

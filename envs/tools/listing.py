@@ -16,11 +16,14 @@ from envs.tools.globs import glob_to_regex
 from envs.tools.text_files import PATH, Refusal
 
 FIND_TIMEOUT_S = 20.0
-_NO_FOLDER, _CLOSED = 2, 3
+_NO_FOLDER, _CLOSED, _NO_PROGRAM = 2, 3, 5
+GNU_FIND = '[ "$(find . -maxdepth 0 -printf x 2>/dev/null)" = x ]'
+"""Whether the sandbox has it, for `sh`: another one's errors would look like a search that found nothing."""
 _FIND = f"""
 folder=$1 most=$2 format=$3; shift 3
 [ -d "$folder" ] || exit {_NO_FOLDER}
 [ -r "$folder" ] && [ -x "$folder" ] && cd "$folder" || exit {_CLOSED}
+{GNU_FIND} || exit {_NO_PROGRAM}
 export LC_ALL=C
 find . -mindepth 1 "$@" -printf x 2>/dev/null | wc -c
 find . -mindepth 1 "$@" -printf "$format\\0" 2>/dev/null | sort -z | head -z -n "$most"
@@ -69,8 +72,10 @@ async def find(
         raise Refusal(f"listing {path} took too long")
     if result.exit_code == _CLOSED:
         raise Refusal(f"no permission to list {path}")
-    if result.exit_code != 0:
+    if result.exit_code == _NO_FOLDER:
         raise Refusal(f"no such folder: {path}")
+    if result.exit_code != 0:
+        raise Refusal(f"listing {path} needs GNU find, sort and head, which do not run here")
     total, _, names = before_the_cut(result).partition(b"\n")
     return Found(names.split(b"\0")[:-1], int(total) if total.strip().isdigit() else 0)
 

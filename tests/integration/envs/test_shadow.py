@@ -31,7 +31,7 @@ FILES = {
     "latin.txt": b"evict caf\xe9",
     ".git/config": b"evict",
 }
-LARGE = {"workspace": "l", "files": {"a": "x" * (32 * 2**20 + 1)}, "replace": True}
+LARGE = {"workspace": "l", "files": {"a": "x" * (16 * 2**20 + 1)}, "replace": True}
 PAGE = "---\nurl: https://docs.example.com/retry\ntitle: How to retry\n---\nWait twice as long each time.\n"
 
 
@@ -105,7 +105,7 @@ def test_the_service_answers(service):
         ("/search", {"workspace": "unknown", "query": "x"}, 404, "workspace='unknown': is not known"),
         (
             "/index",
-            {"workspace": "l", "files": {"a": "x" * (32 * 2**20 + 1)}, "replace": True},
+            {"workspace": "l", "files": {"a": "x" * (16 * 2**20 + 1)}, "replace": True},
             413,
             "workspace='l': holds",
         ),

@@ -319,3 +319,48 @@ open('bottom.py', 'w').write('needle')
     assert call(ListDir(), {"path": "abcdefghi"}, before=deep)[0].content == "abcdefghi/"
     result, _ = call(Glob(), {"pattern": "bottom.*"}, before=deep)
     assert result.content == "abcdefghi/" * 600 + "bottom.py"
+
+
+def test_a_machine_without_the_programs_is_told_from_one_without_files(call):
+    # As on one whose `find` knows no -printf.
+    bare = "mkdir ~/bin && printf '#!/bin/sh\\nexit 1\\n' > ~/bin/find && chmod +x ~/bin/find"
+
+    class Bare:
+        def __init__(self, sandbox):
+            self.sandbox = sandbox
+
+        async def exec(self, argv, **more):
+            return await self.sandbox.exec(argv, env={"PATH": "/home/dev/bin:/usr/bin:/bin"}, **more)
+
+    def on_bare(tool, arguments):
+        class OnBare:
+            async def call(self, arguments, sandbox):
+                return await tool.call(arguments, Bare(sandbox))
+
+        return call(OnBare(), arguments, before=bare)[0].content
+
+    needs = "error: listing . needs GNU find, sort and head, which do not run here"
+    assert on_bare(Glob(), {"pattern": "*.py"}) == on_bare(ListDir(), {"path": "."}) == needs
+    assert (
+        on_bare(Grep(), {"pattern": "x"})
+        == "error: searching needs ripgrep, or GNU find and grep, which do not run here"
+    )
+
+
+def test_what_a_sandbox_cuts_off_is_not_half_shown(runner, backend):
+    names = {f"{'n' * 40}{i:03}.txt": b"needle\n" for i in range(50)}
+
+    async def work():
+        sandbox = await backend.start(names, SandboxLimits(output_bytes=300))
+        try:
+            listed = await ListFiles().call({"path": "."}, sandbox)
+            found = await Grep(program="").call({"pattern": "needle"}, sandbox)
+            return listed.content.split("\n"), found.content.split("\n")
+        finally:
+            await sandbox.stop()
+
+    listed, found = runner.run(work())
+    # Of 300 bytes the first 150 are whole: "50", a line break, and three names of 47 bytes with a NUL each.
+    assert listed == [f"{'n' * 40}{i:03}.txt" for i in range(3)] + ["... and 47 more"]
+    # "./", the name, a NUL, "1:needle" and a line break are 59 bytes.
+    assert found == [f"{'n' * 40}{i:03}.txt:1:needle" for i in range(2)] + ["... and more"]
