@@ -14,6 +14,8 @@ _MAX_NUMBERED_BYTES = 8 * 2**20
 """Of a file that is shown in parts."""
 _MAX_LINE_CHARACTERS = 2000
 """Shown of one line, where lines are numbered."""
+_MAX_SHOWN_CHARACTERS = 2**16
+"""Of all lines that one call shows."""
 _WHOLE = parameters(path=PATH)
 _IN_PARTS = with_optional(
     _WHOLE,
@@ -75,7 +77,14 @@ class ReadFile(CheckedTool):
         first, most = int(arguments.get("offset", 1)), min(int(arguments.get("limit", self.max_lines)), self.max_lines)
         if self.strict and first > max(1, len(lines)):
             return refuse(f"{path} has {plural(len(lines), 'line')}, no line {first}")
-        shown = [f"{first + i}\t{_shown(line)}" for i, line in enumerate(lines[first - 1 : first - 1 + most])]
+        shown: list[str] = []
+        left = _MAX_SHOWN_CHARACTERS
+        for number, line in enumerate(lines[first - 1 : first - 1 + most], first):
+            numbered = f"{number}\t{_shown(line)}"
+            left -= len(numbered)
+            if left < 0:
+                break
+            shown.append(numbered)
         rest = len(lines) - (first - 1) - len(shown)
         if rest > 0:
             shown.append(f"... and {plural(rest, 'more line')}")

@@ -14,13 +14,13 @@ from typing import Any
 from composer.contract import Sandbox, ToolResult
 from envs.tools.base import CheckedTool, boolean, integer, parameters, refuse, require_positive, text, with_optional
 from envs.tools.globs import glob_to_regex
-from envs.tools.listing import GNU_FIND, before_the_cut, show_name
+from envs.tools.listing import GNU_FIND, before_the_cut, last_words, show_name
 
 GREP_TIMEOUT_S = 20.0
 _MAX_LINE_CHARACTERS = 300
 _MAX_RAW_LINE_BYTES = 1500
 """Of one match with its path, as it leaves the sandbox."""
-_NOT_THERE, _CLOSED, _BAD_PATTERN, _NO_PROGRAM = 2, 3, 4, 5
+_NOT_THERE, _CLOSED, _BAD_PATTERN, _NO_PROGRAM = 101, 102, 103, 104
 
 # Patterns are tried on nothing first: an error in them must not look like a search without a result. `find` gives files
 # only, so that no pipe or device is opened, and in an order.
@@ -121,8 +121,10 @@ class Grep(CheckedTool):
             return refuse(f"no permission to search {path}")
         if result.exit_code == _NOT_THERE:
             return refuse(f"no such file or folder: {path}")
-        if result.exit_code != 0:
+        if result.exit_code == _NO_PROGRAM:
             return refuse("searching needs ripgrep, or GNU find and grep, which do not run here")
+        if result.exit_code != 0:
+            return refuse(f"searching {path} failed: {last_words(result)}")
         lines = before_the_cut(result).split(b"\n")[:-1]
         more = ["... and more"] if len(lines) > most or result.truncated else []
         return ToolResult("\n".join([*_shown(lines)[:most], *more]) or "(no matches)")

@@ -16,7 +16,8 @@ from envs.tools.globs import glob_to_regex
 from envs.tools.text_files import PATH, Refusal
 
 FIND_TIMEOUT_S = 20.0
-_NO_FOLDER, _CLOSED, _NO_PROGRAM = 2, 3, 5
+_NO_FOLDER, _CLOSED, _NO_PROGRAM = 101, 102, 103
+"""Exit codes that the shell has no use for; it ends with 2 where it cannot fork."""
 GNU_FIND = '[ "$(find . -maxdepth 0 -printf x 2>/dev/null)" = x ]'
 """Whether the sandbox has it, for `sh`: another one's errors would look like a search that found nothing."""
 _FIND = f"""
@@ -74,8 +75,10 @@ async def find(
         raise Refusal(f"no permission to list {path}")
     if result.exit_code == _NO_FOLDER:
         raise Refusal(f"no such folder: {path}")
-    if result.exit_code != 0:
+    if result.exit_code == _NO_PROGRAM:
         raise Refusal(f"listing {path} needs GNU find, sort and head, which do not run here")
+    if result.exit_code != 0:
+        raise Refusal(f"listing {path} failed: {last_words(result)}")
     total, _, names = before_the_cut(result).partition(b"\n")
     return Found(names.split(b"\0")[:-1], int(total) if total.strip().isdigit() else 0)
 
@@ -83,6 +86,11 @@ async def find(
 def before_the_cut(result: ExecResult) -> bytes:
     """A command's output; where its middle was dropped, what came before it."""
     return result.output[: len(result.output) // 2] if result.truncated else result.output
+
+
+def last_words(result: ExecResult) -> str:
+    """How a command ended that should not have, in a few words."""
+    return show_name(result.output.strip()[-200:]) or f"exit code {result.exit_code}"
 
 
 def show_name(name: bytes) -> str:

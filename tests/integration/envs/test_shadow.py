@@ -20,6 +20,7 @@ import pytest
 from composer.contract import SandboxLimits
 from composer.errors import ToolError
 from envs.shadow.client import ShadowClient, TooLargeError, UnknownWorkspaceError
+from envs.shadow.server import ShadowServer, serve
 from envs.shadow.service import ShadowBackend, shared, stop_shared
 from envs.tools.search import SemanticSearch, WebSearch
 
@@ -139,6 +140,42 @@ def test_a_slow_request_does_not_hold_up_others(service):
         slow.sendall(b"POST /index HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n")
         slow.sendall(f"Authorization: Bearer {service.token}\r\n\r\n{{".encode())
         assert ask(service, "GET", "/health")[0] == 200
+
+
+def test_a_request_has_a_deadline():
+    async def work():
+        server, ports = ShadowServer("secret", deadline_s=0.3), []
+        serving = asyncio.ensure_future(serve(server, "127.0.0.1", 0, ports.append))
+        while not ports:
+            await asyncio.sleep(0.01)
+
+        async def status(body):
+            reader, writer = await asyncio.open_connection("127.0.0.1", ports[0])
+            writer.write(b"POST /web HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer secret\r\n")
+            writer.write(b"Content-Length: 14\r\n\r\n" + body)
+            line = await asyncio.wait_for(reader.readline(), 10)
+            writer.close()
+            return line.split()[1]
+
+        try:
+            slow = await status(b"{")  # the rest never comes
+            server._worker.submit(time.sleep, 1)  # as another request that takes its time
+            queued = await status(b'{"query": "x"}')
+            await asyncio.sleep(1)
+            return slow, queued, await status(b'{"query": "x"}')
+        finally:
+            serving.cancel()
+            await asyncio.wait([serving])
+
+    assert asyncio.run(work()) == (b"503", b"503", b"200")
+
+
+def test_a_server_for_others_or_without_a_token_is_none():
+    for host in ("0.0.0.0", "::", "192.0.2.1"):
+        with pytest.raises(ValueError, match="`host` must be a loopback address"):
+            asyncio.run(serve(ShadowServer("secret"), host, 0, print))
+    with pytest.raises(ValueError, match="`token` must not be empty"):
+        ShadowServer("")
 
 
 def test_it_starts_once_and_leaves_nothing(corpus):

@@ -26,6 +26,17 @@ FILES = {
     ".git/config": b"needle\n",
     "src/.git/config": b"needle\n",
 }
+FORKS = """
+import os, time
+try:
+    while os.fork():
+        pass
+    os.close(1)
+    os.close(2)
+    time.sleep(600)
+except OSError:
+    pass
+"""
 TWICE = "ok, replaced 2 times"
 MESS = """
 mkfifo pipe src/pipe
@@ -80,6 +91,15 @@ def call(runner, backend):
 )
 def test_read_file_by_numbered_lines(call, arguments, shown):
     assert call(ReadFile(numbered=True, max_lines=4), arguments)[0].content == shown
+
+
+def test_long_lines_are_fewer(call):
+    # A line with its number and a tab is 1007 characters, and 65 of them are less than 65536.
+    thousand = "python3 -c \"open('long.txt', 'w').write(('x' * 1003 + '\\n') * 200)\""
+    result, _ = call(ReadFile(numbered=True), {"path": "long.txt", "offset": 100}, before=thousand)
+    lines = result.content.split("\n")
+    assert len(lines) == 66 and lines[0] == f"100\t{'x' * 1003}"
+    assert lines[-1] == "... and 36 more lines"
 
 
 def test_reading_behind_the_end_leniently(call):
@@ -364,3 +384,19 @@ def test_what_a_sandbox_cuts_off_is_not_half_shown(runner, backend):
     assert listed == [f"{'n' * 40}{i:03}.txt" for i in range(3)] + ["... and 47 more"]
     # "./", the name, a NUL, "1:needle" and a line break are 59 bytes.
     assert found == [f"{'n' * 40}{i:03}.txt:1:needle" for i in range(2)] + ["... and more"]
+
+
+def test_a_machine_that_can_run_nothing_more(runner, backend):
+    async def work():
+        sandbox = await backend.start(FILES, SandboxLimits(num_processes=8))
+        try:
+            await sandbox.exec(["python3", "-c", FORKS])
+            calls = [(ListDir(), {"path": "."}), (Grep(), {"pattern": "x"}), (ReadFile(), {"path": "open.txt"})]
+            return [await tool.call(arguments, sandbox) for tool, arguments in calls]
+        finally:
+            await sandbox.stop()
+
+    listed, found, read = runner.run(work())
+    assert listed.content.startswith("error: listing . failed: ") and "fork" in listed.content
+    assert found.content.startswith("error: searching . failed: ") and "fork" in found.content
+    assert read.content == "first\nlast"
