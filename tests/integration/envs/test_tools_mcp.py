@@ -174,11 +174,11 @@ def test_large_messages_go_both_ways(start, call):
 
 def test_a_slow_answer_is_not_waited_for(start, call, runner):
     sandbox = start()
-    slow, count = tool("sleep", ("seconds",), timeout_s=0.5), tool("count", timeout_s=0.5)
+    slow, count = tool("sleep", ("seconds",), timeout_s=1.0), tool("count", timeout_s=1.0)
     began = time.monotonic()
-    assert call(slow, sandbox, seconds=1) == ("error: the tool's server failed: it did not answer within 0.5 s",)
+    assert call(slow, sandbox, seconds=2) == ("error: the tool's server failed: it did not answer within 1 s",)
     assert time.monotonic() - began < 10
-    time.sleep(1)
+    time.sleep(2)
     assert call(count, sandbox).startswith("2 in "), "the late answer is not taken for this one"
     log = runner.run(sandbox.read("log.txt")).decode()
     assert 'notifications/cancelled {"requestId": 2, "reason": "it took too long"}' in log
@@ -207,10 +207,10 @@ def test_an_agent_that_breaks_its_server_learns_of_it(start, call, runner, sabot
 
 
 def test_an_agent_that_kills_or_stops_the_server(start, call, runner):
-    sandbox, count = start(), tool("count", timeout_s=1.0)
+    sandbox, count = start(), tool("count", timeout_s=2.0)
     assert call(count, sandbox).startswith("1 in ")
     runner.run(sandbox.shell("kill -STOP $(pgrep -f server.py)"))
-    assert call(count, sandbox) == ("error: the tool's server failed: it did not answer within 1 s",)
+    assert call(count, sandbox) == ("error: the tool's server failed: it did not answer within 2 s",)
     runner.run(sandbox.shell("pkill -KILL -f 'python3 server.py$'"))
     (said,) = call(count, sandbox)
     assert said.startswith("error: the tool's server failed: it ")
@@ -220,7 +220,7 @@ def test_an_agent_that_kills_or_stops_the_server(start, call, runner):
     assert call(count, sandbox).startswith("1 in ")
     # One that does not answer twice in a row is started anew: here nobody is at the other end of its pipe.
     runner.run(sandbox.shell("rm /tmp/mcp*/out; mkfifo $(ls -d /tmp/mcp*/)out"))
-    late = ("error: the tool's server failed: it did not answer within 1 s",)
+    late = ("error: the tool's server failed: it did not answer within 2 s",)
     assert [call(count, sandbox) for _ in range(2)] == [late, late]
     assert call(count, sandbox).startswith("1 in ")
     # A command that is killed at its deadline takes no server along.
@@ -257,7 +257,7 @@ def test_a_call_that_is_cancelled_leaves_nothing(start, runner):
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(1):
                 await slow.call({"seconds": 30}, sandbox)
-        assert time.monotonic() - began < 3
+        assert time.monotonic() - began < 10
         assert [task for task in asyncio.all_tasks() if "exec" in repr(task)] == []
 
     runner.run(asyncio.wait_for(work(), 20))
