@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from socket import socket
 from typing import Any, Protocol, runtime_checkable
 
@@ -68,6 +69,16 @@ class SandboxLimits:
     """Wall time of the whole sandbox; it is killed afterwards whoever forgot it."""
     output_bytes: int = 64 * 2**10
     """Kept of one command's output."""
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """The files of a sandbox at one moment, kept by the backend that made it until it is dropped or closed."""
+
+    id: str
+    """Unique in its backend."""
+    image: str = ""
+    """What the sandbox had started from."""
 
 
 class Sandbox(Protocol):
@@ -143,6 +154,27 @@ class Sandbox(Protocol):
         """
         ...
 
+    async def snapshot(self) -> Snapshot:
+        """Keep the file system as it is now. What runs goes on; what it is writing just then may be half there.
+
+        Raises:
+            OSError: ENOSPC, EMFILE: there is no room for another snapshot.
+            SandboxError: the sandbox is gone or does not answer.
+        """
+        ...
+
+    async def fork(self) -> Sandbox:
+        """A second sandbox, with the limits of this one, that starts from its files as they are now.
+
+        Nothing that runs is copied. Neither sees what the other writes from then on.
+
+        Raises:
+            OSError: ENOSPC, EMFILE: there is no room for another snapshot.
+            SandboxError: the sandbox is gone or does not answer.
+            SandboxStartError: the second one could not start.
+        """
+        ...
+
     async def stats(self) -> SandboxStats:
         """What was used so far.
 
@@ -159,12 +191,42 @@ class Sandbox(Protocol):
 class SandboxBackend(Protocol):
     """Starts sandboxes of one kind."""
 
-    async def start(self, files: Mapping[str, bytes], limits: SandboxLimits) -> Sandbox:
-        """A fresh sandbox at the base state, with `files` in its `workdir`.
+    async def start(
+        self, files: Mapping[str, bytes], limits: SandboxLimits, *, image: str = "", base: Snapshot | None = None
+    ) -> Sandbox:
+        """A fresh sandbox, with `files` in its `workdir`.
+
+        Args:
+            files: path relative to `workdir` -> content; written over what is there.
+            limits: of this sandbox.
+            image: what it starts from, as the backend names such things; "": the backend's own.
+            base: the state that it starts from, of a sandbox of this backend; its image is then the snapshot's.
 
         Raises:
-            SandboxStartError: it could not start, or a limit could not be applied.
+            SandboxStartError: it could not start, a limit could not be applied, or there is no such image or snapshot.
         """
+        ...
+
+    async def save(self, snapshot: Snapshot, path: Path) -> None:
+        """Write a snapshot to a file, which this backend can `load` also in another process: whole or not at all.
+
+        Raises:
+            OSError: the file cannot be written.
+            SandboxError: there is no such snapshot any more.
+        """
+        ...
+
+    async def load(self, path: Path) -> Snapshot:
+        """A snapshot from a file that `save` wrote. Its content is untrusted: it reaches nothing but sandboxes.
+
+        Raises:
+            OSError: the file cannot be read, or there is no room.
+            SandboxError: it is no snapshot of such a backend.
+        """
+        ...
+
+    async def drop(self, snapshot: Snapshot) -> None:
+        """Forget a snapshot. Sandboxes that started from it go on. Idempotent; raises nothing."""
         ...
 
     async def close(self) -> None:

@@ -43,6 +43,8 @@ class Task:
     """The base state: path relative to the working directory -> content."""
     hidden_tests: dict[str, bytes]
     """Put in place only by the grader, in a clean sandbox."""
+    image: str = ""
+    """What its sandboxes start from, as the backend names such things (an image, a tarball); "": the env's own."""
     metadata: dict[str, Any] = field(default_factory=dict)
     """Whatever a report may want to group by (a family, a label, a difficulty). Never shown to the model."""
 

@@ -1,72 +1,110 @@
-"""Tools on files: `read_file`, `edit_line`, `list_files`.
-
-They take any path: what is reachable is decided by the sandbox, which has nothing in it to protect.
-"""
+"""Tools on one file or tree: `read_file`, `write_file`, `edit_line`, `list_files`."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Any
 
 from composer.contract import Sandbox, ToolResult
-from envs.tools.base import CheckedTool, parameters, refuse, text
+from envs.tools.base import CheckedTool, integer, parameters, refuse, require_positive, with_optional
+from envs.tools.listing import FIND_TIMEOUT_S, find, show_name
+from envs.tools.text_files import LINE, PATH, Refusal, encode, plural, read_text, write_text
 
-MAX_FILE_BYTES = 2**20
-LINE = re.compile(rb"[^\n]*\n|[^\n]+")
-"""A line with its ending; the last one may have none. `bytes.splitlines` also splits at lone carriage returns."""
-
-CLOSED = 3
-LIST = f"""
-[ -d "$1" ] || exit 2
-[ -r "$1" ] && [ -x "$1" ] || exit {CLOSED}
-find "$1" -mindepth 1 -name '.*' -prune -o -type f -printf '%P\\n' 2>/dev/null
-exit 0
-"""
-"""`find` also fails where a folder further down is closed, or goes while it looks: what it found is the answer."""
-
-PATH = text("path relative to the repository")
-
-
-class _Refusal(Exception):
-    """Why a file cannot be used, in words for the model."""
-
-
-async def _read_text(path: str, sandbox: Sandbox) -> bytes:
-    """The bytes of a UTF-8 text file; every reason why not becomes a `_Refusal`."""
-    try:
-        content = await sandbox.read(path, max_bytes=MAX_FILE_BYTES + 1)
-    except FileNotFoundError:
-        raise _Refusal(f"no such file: {path}") from None
-    except IsADirectoryError:
-        raise _Refusal(f"{path} is a directory") from None
-    except PermissionError:
-        raise _Refusal(f"no permission to read {path}") from None
-    if len(content) > MAX_FILE_BYTES:
-        raise _Refusal(f"{path} is larger than {MAX_FILE_BYTES} bytes")
-    if b"\0" in content:
-        raise _Refusal(f"{path} is a binary file")
-    try:
-        content.decode()
-    except UnicodeDecodeError:
-        raise _Refusal(f"{path} is not UTF-8 text") from None
-    return content
+_MAX_NUMBERED_BYTES = 8 * 2**20
+"""Of a file that is shown in parts."""
+_MAX_LINE_CHARACTERS = 2000
+"""Shown of one line, where lines are numbered."""
+_MAX_SHOWN_CHARACTERS = 2**16
+"""Of all lines that one call shows."""
+_WHOLE = parameters(path=PATH)
+_IN_PARTS = with_optional(
+    _WHOLE,
+    offset=integer("number of the first line to show, from 1"),
+    limit=integer("how many lines to show"),
+)
 
 
 class ReadFile(CheckedTool):
-    """Shows a text file as it is, without its last line ending (the chat template adds one)."""
+    """Shows a text file as it is, without its last line ending (the chat template adds one).
+
+    With `numbered`, lines have their numbers before them, `offset` and `limit` choose some of them, and long files
+    and lines are cut, with what was left out named.
+    """
 
     name = "read_file"
     description = "Show a text file."
-    parameters = parameters(path=PATH)
+    parameters = _WHOLE
+
+    def __init__(
+        self,
+        numbered: bool = False,
+        max_lines: int = 1000,
+        *,
+        name: str = "",
+        description: str = "",
+        strict: bool = True,
+    ) -> None:
+        """Choose the form.
+
+        Args:
+            numbered: number the lines, and let the model read parts of a file.
+            max_lines: with `numbered`, the most that one call shows.
+            name: see `CheckedTool`.
+            description: see `CheckedTool`.
+            strict: unknown arguments and an offset behind the end of the file are refused.
+
+        Raises:
+            ValueError: a value is too small, or as of `CheckedTool`.
+        """
+        super().__init__(name=name, description=description, strict=strict)
+        require_positive(max_lines=max_lines)
+        self.numbered, self.max_lines = numbered, max_lines
+        if numbered:
+            self.description = description or "Show a text file, or lines of it, with line numbers."
+            self.parameters = _IN_PARTS
 
     async def run(self, arguments: Mapping[str, Any], sandbox: Sandbox) -> ToolResult:
         """Answer with the file's text."""
+        path = arguments["path"]
         try:
-            content = await _read_text(arguments["path"], sandbox)
-        except _Refusal as reason:
+            if not self.numbered:
+                content = await read_text(path, sandbox)
+                return ToolResult(content.decode().removesuffix("\n").removesuffix("\r"))
+            content = await read_text(path, sandbox, _MAX_NUMBERED_BYTES)
+        except Refusal as reason:
             return refuse(str(reason))
-        return ToolResult(content.decode().removesuffix("\n").removesuffix("\r"))
+        lines = LINE.findall(content)
+        first, most = int(arguments.get("offset", 1)), min(int(arguments.get("limit", self.max_lines)), self.max_lines)
+        if self.strict and first > max(1, len(lines)):
+            return refuse(f"{path} has {plural(len(lines), 'line')}, no line {first}")
+        shown: list[str] = []
+        left = _MAX_SHOWN_CHARACTERS
+        for number, line in enumerate(lines[first - 1 : first - 1 + most], first):
+            numbered = f"{number}\t{_shown(line)}"
+            left -= len(numbered)
+            if left < 0:
+                break
+            shown.append(numbered)
+        rest = len(lines) - (first - 1) - len(shown)
+        if rest > 0:
+            shown.append(f"... and {plural(rest, 'more line')}")
+        return ToolResult("\n".join(shown) or "(no lines)")
+
+
+class WriteFile(CheckedTool):
+    """Writes a whole file as it is given, making its folders; what was there is gone."""
+
+    name = "write_file"
+    description = "Create a text file, or replace all of it."
+    parameters = parameters(path=PATH, content={"type": "string", "description": "the whole new text of the file"})
+
+    async def run(self, arguments: Mapping[str, Any], sandbox: Sandbox) -> ToolResult:
+        """Answer with `ok`, or why nothing was written."""
+        try:
+            await write_text(arguments["path"], encode(arguments["content"], "content"), sandbox)
+        except Refusal as reason:
+            return refuse(str(reason))
+        return ToolResult("ok")
 
 
 class EditLine(CheckedTool):
@@ -87,11 +125,9 @@ class EditLine(CheckedTool):
         """Answer with `ok`, or why nothing was changed."""
         path, number = arguments["path"], int(arguments["line"])
         try:
-            new_lines = arguments["text"].replace("\r\n", "\n").removesuffix("\n").encode().split(b"\n")
-            lines = LINE.findall(await _read_text(path, sandbox))
-        except UnicodeEncodeError:
-            return refuse("text is not valid UTF-8")
-        except _Refusal as reason:
+            new_lines = encode(arguments["text"].replace("\r\n", "\n").removesuffix("\n"), "text").split(b"\n")
+            lines = LINE.findall(await read_text(path, sandbox))
+        except Refusal as reason:
             return refuse(str(reason))
         if not 1 <= number <= len(lines):
             return refuse(f"{path} has {len(lines)} lines, no line {number}")
@@ -101,11 +137,9 @@ class EditLine(CheckedTool):
         between = ending or (b"\r\n" if lines[0].endswith(b"\r\n") else b"\n")
         lines[number - 1] = between.join(new_lines) + ending
         try:
-            await sandbox.write(path, b"".join(lines))
-        except PermissionError:
-            return refuse(f"no permission to write {path}")
-        except OSError as error:
-            return refuse(f"cannot write {path}: {error.strerror or error}")
+            await write_text(path, b"".join(lines), sandbox)
+        except Refusal as reason:
+            return refuse(str(reason))
         return ToolResult("ok")
 
 
@@ -116,23 +150,36 @@ class ListFiles(CheckedTool):
     description = "List the files under a folder."
     parameters = parameters(path=PATH)
 
-    def __init__(self, max_files: int = 200) -> None:
-        """Choose after how many files the list ends with a count of the rest."""
-        self.max_files = max_files
+    def __init__(
+        self,
+        max_files: int = 200,
+        timeout_s: float = FIND_TIMEOUT_S,
+        *,
+        name: str = "",
+        description: str = "",
+        strict: bool = True,
+    ) -> None:
+        """Choose after how many files the list ends with a count of the rest, and how long it may take.
+
+        Raises:
+            ValueError: a value is too small, or as of `CheckedTool`.
+        """
+        super().__init__(name=name, description=description, strict=strict)
+        require_positive(max_files=max_files, timeout_s=timeout_s)
+        self.max_files, self.timeout_s = max_files, timeout_s
 
     async def run(self, arguments: Mapping[str, Any], sandbox: Sandbox) -> ToolResult:
         """Answer with the paths, relative to the folder."""
-        path = arguments["path"]
-        # `./` before a relative path, or `find` would take `-delete` for an order.
-        start = path if path.startswith("/") else f"./{path}"
-        result = await sandbox.exec(["sh", "-c", LIST, "sh", f"{start}/"])
-        if result.timed_out:
-            return refuse(f"listing {path} took too long")
-        if result.exit_code == CLOSED:
-            return refuse(f"no permission to list {path}")
-        if result.exit_code != 0:
-            return refuse(f"no such folder: {path}")
-        names = sorted(result.output.decode(errors="replace").split("\n")[:-1])
-        rest = len(names) - self.max_files
-        shown = names[: self.max_files] + ([f"... and {rest} more"] if rest > 0 else [])
-        return ToolResult("\n".join(shown) or "(no files)")
+        seen = ["-name", ".*", "-prune", "-o", "-type", "f"]
+        try:
+            found = await find(arguments["path"], seen, sandbox, self.max_files, self.timeout_s)
+        except Refusal as reason:
+            return refuse(str(reason))
+        return ToolResult("\n".join([*map(show_name, found.names), *found.rest]) or "(no files)")
+
+
+def _shown(line: bytes) -> str:
+    characters = line.decode().removesuffix("\n").removesuffix("\r")
+    if len(characters) <= _MAX_LINE_CHARACTERS:
+        return characters
+    return f"{characters[:_MAX_LINE_CHARACTERS]}... ({len(characters)} characters)"

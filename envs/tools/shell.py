@@ -6,18 +6,24 @@ from collections.abc import Mapping
 from typing import Any
 
 from composer.contract import Sandbox, ToolResult
-from envs.tools.base import CheckedTool, parameters, text
+from envs.tools.base import CheckedTool, parameters, require_positive, text
 
 
 class Run(CheckedTool):
-    """Runs a command line; `cd` and variables last from call to call."""
+    """Runs a command line; `cd` and variables last from call to call. Products call it `shell` (`name: shell`)."""
 
     name = "run"
     description = "Run a shell command."
     parameters = parameters(command=text("the command line"))
 
-    def __init__(self, timeout_s: float = 30.0) -> None:
-        """Choose the wall time of one command, in seconds."""
+    def __init__(self, timeout_s: float = 30.0, *, name: str = "", description: str = "", strict: bool = True) -> None:
+        """Choose the wall time of one command, in seconds.
+
+        Raises:
+            ValueError: it is not above 0, or as of `CheckedTool`.
+        """
+        super().__init__(name=name, description=description, strict=strict)
+        require_positive(timeout_s=timeout_s)
         self.timeout_s = timeout_s
 
     async def run(self, arguments: Mapping[str, Any], sandbox: Sandbox) -> ToolResult:

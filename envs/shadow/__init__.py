@@ -1,0 +1,1 @@
+"""Shadow of a product's backend: what its tools need from outside of a sandbox, served on this machine."""
