@@ -1,0 +1,68 @@
+"""Finds and reads data sets that are files of JSON lines, plain or compressed."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import zlib
+from collections.abc import Collection
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from composer.errors import ConfigError
+
+
+def installed_file(distribution: str, *names: str) -> Path:
+    """The first of these files that came with an installed package, which is not imported.
+
+    Raises:
+        ConfigError: the package is not installed, or has no such file.
+    """
+    remedy = f"install {distribution} (`pip install {distribution}`), or name the path of its {names[0]}"
+    try:
+        files = metadata.files(distribution) or []
+    except metadata.PackageNotFoundError:
+        raise ConfigError("env.taskset.args.path", "", remedy) from None
+    for name in names:
+        for file in files:
+            if file.name == name and (path := Path(str(file.locate()))).is_file():
+                return path
+    raise ConfigError("env.taskset.args.path", "", f"the installed {distribution} has no {names[0]}: {remedy}")
+
+
+def read_records(path: Path, fields: Collection[str]) -> list[dict[str, Any]]:
+    """The objects of a file of JSON lines; a name that ends in .gz says that it is compressed.
+
+    Args:
+        path: the file.
+        fields: texts that every object must have.
+
+    Raises:
+        ConfigError: it cannot be read, is empty, or a line is no such object.
+    """
+
+    def wrong(what: str) -> ConfigError:
+        return ConfigError("env.taskset.args.path", str(path), what)
+
+    records = []
+    number = 0
+    try:
+        with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as lines:
+            for number, line in enumerate(lines, start=1):
+                if not line.strip():
+                    continue
+                record = json.loads(line)
+                if not isinstance(record, dict):
+                    raise wrong(f"line {number} is no JSON object")
+                for field in fields:
+                    if not isinstance(record.get(field), str):
+                        raise wrong(f"line {number} has no text {field!r}")
+                records.append(record)
+    except (OSError, EOFError, zlib.error) as error:
+        raise wrong(f"it cannot be read ({getattr(error, 'strerror', None) or error})") from None
+    except ValueError as error:
+        raise wrong(f"line {number} is no JSON ({error})") from None
+    if not records:
+        raise wrong("it is empty")
+    return records
