@@ -1,7 +1,9 @@
 """Taskset `codeio`: small functions of reasoning-gym's CodeI/O data, to be written, or to be thought through.
 
-A record has a question (`query`), what goes in and comes out (`parameters`), a function that answers it
-(`reference_code`) and one that makes inputs (`input_generator`). Three kinds of task:
+A record has a question (`task_description`), what goes in and comes out (`input_output_spec`), a function that answers
+it (`code_sample`) and one that makes inputs (`input_generator`); `ALIASES` are other names of these. Records that need
+more than the standard library are left out, unless `modules` names it, and those whose answers are left to chance.
+Three kinds of task:
 
 - implement: write the function. The tests make inputs and compare with the reference, in their own sandbox.
 - output: what does the function return for an input? The answer goes into answer.json.
@@ -16,7 +18,9 @@ from __future__ import annotations
 import ast
 import hashlib
 import json
-from collections.abc import Sequence
+import sys
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +30,17 @@ from envs.tasks.finite import FiniteTaskset
 from envs.tasks.records import installed_file, read_records
 
 KINDS = ("implement", "output", "input")
-FIELDS = ("query", "parameters", "reference_code", "input_generator")
+ALIASES = {
+    "query": ("task_description", "query"),
+    "parameters": ("input_output_spec", "parameters"),
+    "code": ("code_sample", "reference_code"),
+    "generator": ("input_generator",),
+}
 ENTRY_POINTS = ("main_solution", "main")
+GENERATORS = ("generate_inputs", "generate_input", "input_generator")
+"""They take a `random.Random`, or nothing."""
 CASES_PER_TASK = 5
+_CHANCE = frozenset({"random", "secrets", "uuid"})
 _SHARED = """
 def plain(value):
     return json.loads(json.dumps(value))
@@ -47,7 +59,7 @@ def same(a, b):
 
 
 def load(code, name):
-    namespace = {"__name__": "reference"}
+    namespace = {"__name__": "reference", "Random": random.Random}
     exec(code, namespace)
     return namespace[name]
 
@@ -55,6 +67,61 @@ def load(code, name):
 def answer():
     return json.loads(call("builtins.eval", "open('answer.json', encoding='utf-8').read()"))
 """
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A record as far as it is of use here."""
+
+    query: str
+    parameters: str
+    code: str
+    generator: str
+    function: ast.FunctionDef
+    """Of `code`; it answers."""
+    generator_name: str
+    generator_takes_random: bool
+    case: dict[str, Any] | None
+    """`input` and `output`, if there is one with an output that an untouched answer.json does not give."""
+    metadata: dict[str, Any]
+
+    @property
+    def digest(self) -> str:
+        """Its key."""
+        return hashlib.sha256(self.code.encode(errors="replace")).hexdigest()[:16]
+
+
+def read_problem(record: dict[str, Any], modules: Collection[str] = ()) -> Problem | None:
+    """What a record says; None if it is of no use. Its code is parsed, and not run.
+
+    Args:
+        record: of the data.
+        modules: what it may import beside the standard library.
+    """
+    texts = {}
+    for name, aliases in ALIASES.items():
+        texts[name] = next((record[alias] for alias in aliases if isinstance(record.get(alias), str)), None)
+        if texts[name] is None:
+            return None
+    try:
+        trees = [ast.parse(texts[name]) for name in ("code", "generator")]
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+    functions, generators = ({n.name: n for n in tree.body if isinstance(n, ast.FunctionDef)} for tree in trees)
+    function = next((functions[name] for name in ENTRY_POINTS if name in functions), None)
+    generator = next((generators[name] for name in GENERATORS if name in generators), None)
+    if function is None or generator is None:
+        return None
+    if _uses_chance(trees[0]) or any(_imported(tree) - sys.stdlib_module_names - set(modules) for tree in trees):
+        return None
+    return Problem(
+        **texts,
+        function=function,
+        generator_name=generator.name,
+        generator_takes_random=bool(generator.args.args),
+        case=_case(record),
+        metadata={"difficulty": record["difficulty"]} if isinstance(record.get("difficulty"), int) else {},
+    )
 
 
 class CodeioTaskset(FiniteTaskset):
@@ -65,17 +132,19 @@ class CodeioTaskset(FiniteTaskset):
         path: str = "",
         name: str = "codeio",
         kinds: Sequence[str] = ("implement",),
+        modules: Sequence[str] = (),
         evaluation_share: float = 0.1,
         seed: int = 0,
         epochs: int = 1,
         checked: str = "",
     ) -> None:
-        """Read the records; those whose reference is no function that `ENTRY_POINTS` names are left out.
+        """Read the records; those that are of no use are left out.
 
         Args:
             path: codeio-hq.jsonl.gz, or a file of that shape; "": that of the installed `reasoning-gym`.
             name: begins the tasks' ids.
             kinds: of tasks, of `KINDS`.
+            modules: what sandboxes have beside the standard library, for example numpy.
             evaluation_share: how much of the records is for evaluation, 0 to 1.
             seed: changes the tasks' order.
             epochs: how often training goes through its tasks.
@@ -88,21 +157,23 @@ class CodeioTaskset(FiniteTaskset):
             raise ConfigError("env.taskset.args.kinds", list(kinds), f"must be some of {', '.join(KINDS)}")
         self.name = name
         file = Path(path) if path else installed_file("reasoning-gym", "codeio-hq.jsonl.gz", "codeio.jsonl.gz")
-        self._tasks: dict[str, tuple[str, dict[str, Any], ast.FunctionDef]] = {}
+        self._tasks: dict[str, tuple[str, Problem]] = {}
         families = {}
-        for record in read_records(file, FIELDS):
-            function = _entry_point(record["reference_code"])
-            if function is None:
+        for record in read_records(file, ()):
+            problem = read_problem(record, modules)
+            if problem is None:
                 continue
-            digest = hashlib.sha256(record["reference_code"].encode(errors="replace")).hexdigest()[:16]
             for kind in kinds:
-                if kind == "implement" or _case(record) is not None:
-                    self._tasks[f"{digest}/{kind}"] = kind, record, function
-                    families[f"{digest}/{kind}"] = digest
+                if kind == "implement" or problem.case is not None:
+                    self._tasks[f"{problem.digest}/{kind}"] = kind, problem
+                    families[f"{problem.digest}/{kind}"] = problem.digest
         if not self._tasks:
             what = " with `cases`" if "implement" not in kinds else ""
             raise ConfigError(
-                "env.taskset.args.path", str(file), f"no record{what} in it defines {' or '.join(ENTRY_POINTS)}"
+                "env.taskset.args.path",
+                str(file),
+                f"no record{what} in it defines {' or '.join(ENTRY_POINTS)} and {' or '.join(GENERATORS)}, imports "
+                "the standard library only, and leaves nothing to chance",
             )
         super().__init__(
             self._tasks,
@@ -119,79 +190,80 @@ class CodeioTaskset(FiniteTaskset):
         Raises:
             TaskError: the task is not of this taskset.
         """
-        kind, record, _ = self._tasks[self._key(task)]
+        kind, problem = self._tasks[self._key(task)]
         if kind == "implement":
-            return {**task.files, "main.py": record["reference_code"].encode()}
-        case = _case(record) or {}
-        return {**task.files, "answer.json": _json(case[kind])}
+            return {**task.files, "main.py": problem.code.encode()}
+        return {**task.files, "answer.json": _json((problem.case or {})[kind])}
 
     def _make(self, key: str, split: Split) -> Task:
-        kind, record, function = self._tasks[key]
+        kind, problem = self._tasks[key]
         make = {"implement": _implement, "output": _predict_output, "input": _predict_input}[kind]
-        request, files, test = make(record, function, key)
+        request, files, test = make(problem)
         test = f"import json\nimport math\nimport random\n\nfrom composer_solution import call\n\n{_SHARED}\n\n{test}"
         return Task(
             id=self._id(key, split),
             request=request,
             files=files,
             hidden_tests={"test_hidden.py": test.encode()},
-            metadata={"kind": kind, "function": function.name},
+            metadata={"kind": kind, "function": problem.function.name, **problem.metadata},
         )
 
 
-def _implement(record: dict[str, Any], function: ast.FunctionDef, key: str) -> tuple[str, dict[str, bytes], str]:
-    request = f"{record['query'].strip()}\n\nWrite it as {function.name} in main.py.\n\n{record['parameters'].strip()}"
-    main = f"def {function.name}({_signature(function)}):\n    raise NotImplementedError\n"
+def _implement(problem: Problem) -> tuple[str, dict[str, bytes], str]:
+    name = problem.function.name
+    request = f"{problem.query.strip()}\n\nWrite it as {name} in main.py.\n\n{problem.parameters.strip()}"
+    main = f"def {name}({_signature(problem.function)}):\n    raise NotImplementedError\n"
     lines = [
-        f"REFERENCE = {record['reference_code']!r}",
-        f"GENERATOR = {record['input_generator']!r}",
+        f"REFERENCE = {problem.code!r}",
+        f"GENERATOR = {problem.generator!r}",
         "",
         "",
         "def check(number):",
-        f"    random.seed(f{key + '/{number}'!r})",
+        f"    random.seed(f'{problem.digest}/{{number}}')",
         # The generator may use what the reference imports.
-        '    arguments = plain(load(REFERENCE + "\\n" + GENERATOR, "input_generator")())',
-        f'    expected = plain(load(REFERENCE, "{function.name}")(**plain(arguments)))',
-        f'    assert same(call("main.{function.name}", **arguments), expected)',
+        f'    generate = load(REFERENCE + "\\n\\n" + GENERATOR, "{problem.generator_name}")',
+        f"    arguments = plain(generate({'random.Random(number)' if problem.generator_takes_random else ''}))",
+        f'    expected = plain(load(REFERENCE, "{name}")(**plain(arguments)))',
+        f'    assert same(call("main.{name}", **arguments), expected)',
     ]
     for number in range(CASES_PER_TASK):
         lines += ["", "", f"def test_case_{number}():", f"    check({number})"]
     return request, {"main.py": main.encode()}, "\n".join(lines) + "\n"
 
 
-def _predict_output(record: dict[str, Any], function: ast.FunctionDef, key: str) -> tuple[str, dict[str, bytes], str]:
-    case = _case(record) or {}
+def _predict_output(problem: Problem) -> tuple[str, dict[str, bytes], str]:
+    case = problem.case or {}
     request = (
-        f"what does {function.name} in program.py return for the arguments in input.json? "
+        f"what does {problem.function.name} in program.py return for the arguments in input.json? "
         "put it into answer.json, as JSON"
     )
     test = f"def test_answer():\n    assert same(answer(), json.loads({json.dumps(case['output'])!r}))\n"
-    return request, _program(record, "input.json", case["input"]), test
+    return request, _program(problem, "input.json", case["input"]), test
 
 
-def _predict_input(record: dict[str, Any], function: ast.FunctionDef, key: str) -> tuple[str, dict[str, bytes], str]:
-    case = _case(record) or {}
+def _predict_input(problem: Problem) -> tuple[str, dict[str, bytes], str]:
+    case = problem.case or {}
     request = (
-        f"for which arguments does {function.name} in program.py return what is in output.json? "
+        f"for which arguments does {problem.function.name} in program.py return what is in output.json? "
         "put them into answer.json, as a JSON object"
     )
     lines = [
-        f"REFERENCE = {record['reference_code']!r}",
+        f"REFERENCE = {problem.code!r}",
         "",
         "",
         "def test_answer():",
-        f'    result = plain(load(REFERENCE, "{function.name}")(**answer()))',
+        f'    result = plain(load(REFERENCE, "{problem.function.name}")(**answer()))',
         f"    assert same(result, json.loads({json.dumps(case['output'])!r}))",
     ]
-    return request, _program(record, "output.json", case["output"]), "\n".join(lines) + "\n"
+    return request, _program(problem, "output.json", case["output"]), "\n".join(lines) + "\n"
 
 
-def _program(record: dict[str, Any], name: str, value: Any) -> dict[str, bytes]:
-    return {"program.py": record["reference_code"].encode(), name: _json(value), "answer.json": b"null\n"}
+def _program(problem: Problem, name: str, value: Any) -> dict[str, bytes]:
+    return {"program.py": problem.code.encode(), name: _json(value), "answer.json": b"null\n"}
 
 
 def _case(record: dict[str, Any]) -> dict[str, Any] | None:
-    """The record's first case with an output that an untouched answer.json does not give."""
+    """The first one that tells something; an untouched answer.json says null."""
     cases = record.get("cases")
     for case in cases if isinstance(cases, list) else []:
         if isinstance(case, dict) and isinstance(case.get("input"), dict) and case.get("output") is not None:
@@ -199,12 +271,25 @@ def _case(record: dict[str, Any]) -> dict[str, Any] | None:
     return None
 
 
-def _entry_point(code: str) -> ast.FunctionDef | None:
-    try:
-        functions = {node.name: node for node in ast.parse(code).body if isinstance(node, ast.FunctionDef)}
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return None
-    return next((functions[name] for name in ENTRY_POINTS if name in functions), None)
+def _imported(tree: ast.Module) -> set[str]:
+    """Top names of what a program imports, wherever it does."""
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            names.add((node.module or "").partition(".")[0])
+    return names
+
+
+def _uses_chance(tree: ast.Module) -> bool:
+    """Whether it uses what gives something else each time; many import it and do not."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module in _CHANCE:
+            return True
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in _CHANCE:
+            return True
+    return False
 
 
 def _signature(function: ast.FunctionDef) -> str:

@@ -9,12 +9,12 @@ import asyncio
 import gzip
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
 from composer.contract import SandboxBackend, SandboxLimits
-from envs.tasks.codeio import ENTRY_POINTS
+from envs.tasks.codeio import read_problem
 
 _SCRIPT = """import json
 import os
@@ -23,16 +23,17 @@ import sys
 
 out = os.dup(1)
 os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-with open("record.json", encoding="utf-8") as file:
-    record = json.load(file)
-namespace = {"__name__": "reference"}
-exec(record["reference_code"], namespace)
-function = next(namespace[name] for name in record["entry_points"] if name in namespace)
-exec(record["input_generator"], namespace)
+with open("problem.json", encoding="utf-8") as file:
+    problem = json.load(file)
+namespace = {"__name__": "reference", "Random": random.Random}
+exec(problem["code"], namespace)
+function = namespace[problem["function"]]
+exec(problem["generator"], namespace)
 cases = []
-for number in range(record["num_cases"]):
+for number in range(problem["num_cases"]):
     random.seed(f"case/{number}")
-    arguments = json.loads(json.dumps(namespace["input_generator"]()))
+    given = [random.Random(f"case/{number}")] if problem["takes_random"] else []
+    arguments = json.loads(json.dumps(namespace[problem["generator_name"]](*given)))
     cases.append({"input": arguments, "output": function(**json.loads(json.dumps(arguments)))})
 data = json.dumps(cases, allow_nan=False).encode()
 while data:
@@ -47,6 +48,7 @@ async def add_cases(
     limits: SandboxLimits | None = None,
     num_cases: int = 2,
     concurrency: int = 4,
+    modules: Collection[str] = (),
 ) -> list[dict[str, Any]]:
     """The records for which cases could be made, with `cases`: the same each time for functions that use no chance.
 
@@ -56,6 +58,7 @@ async def add_cases(
         limits: of these sandboxes.
         num_cases: for each record.
         concurrency: sandboxes at a time.
+        modules: what these have beside the standard library.
 
     Raises:
         SandboxError: a sandbox failed.
@@ -64,7 +67,7 @@ async def add_cases(
 
     async def one(record: dict[str, Any]) -> dict[str, Any] | None:
         async with slots:
-            cases = await _cases(record, backend, limits or SandboxLimits(), num_cases)
+            cases = await _cases(record, backend, limits or SandboxLimits(), num_cases, modules)
         return None if cases is None else {**record, "cases": cases}
 
     async with asyncio.TaskGroup() as group:
@@ -73,11 +76,20 @@ async def add_cases(
 
 
 async def _cases(
-    record: dict[str, Any], backend: SandboxBackend, limits: SandboxLimits, num_cases: int
+    record: dict[str, Any], backend: SandboxBackend, limits: SandboxLimits, num_cases: int, modules: Collection[str]
 ) -> list[dict[str, Any]] | None:
-    given = {"entry_points": ENTRY_POINTS, "num_cases": num_cases}
-    given |= {field: record[field] for field in ("reference_code", "input_generator")}
-    files = {"make_cases.py": _SCRIPT.encode(), "record.json": json.dumps(given).encode()}
+    problem = read_problem(record, modules)
+    if problem is None:
+        return None
+    given = {
+        "code": problem.code,
+        "function": problem.function.name,
+        "generator": problem.generator,
+        "generator_name": problem.generator_name,
+        "takes_random": problem.generator_takes_random,
+        "num_cases": num_cases,
+    }
+    files = {"make_cases.py": _SCRIPT.encode(), "problem.json": json.dumps(given).encode()}
     sandbox = await backend.start(files, limits)
     try:
         done = await sandbox.exec(["python3", "make_cases.py"], env={"PYTHONHASHSEED": "0"})

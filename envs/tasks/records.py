@@ -1,4 +1,4 @@
-"""Finds and reads data sets that are files of JSON lines, plain or compressed."""
+"""Finds and reads data sets that are files of JSON lines, or of one JSON list, plain or compressed."""
 
 from __future__ import annotations
 
@@ -32,37 +32,51 @@ def installed_file(distribution: str, *names: str) -> Path:
 
 
 def read_records(path: Path, fields: Collection[str]) -> list[dict[str, Any]]:
-    """The objects of a file of JSON lines; a name that ends in .gz says that it is compressed.
+    """The objects of a file of JSON lines, or of a JSON list; a name that ends in .gz says that it is compressed.
 
     Args:
         path: the file.
         fields: texts that every object must have.
 
     Raises:
-        ConfigError: it cannot be read, is empty, or a line is no such object.
+        ConfigError: it cannot be read, is empty, or something in it is no such object.
     """
 
     def wrong(what: str) -> ConfigError:
         return ConfigError("env.taskset.args.path", str(path), what)
 
-    records = []
-    number = 0
     try:
-        with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as lines:
-            for number, line in enumerate(lines, start=1):
-                if not line.strip():
-                    continue
-                record = json.loads(line)
-                if not isinstance(record, dict):
-                    raise wrong(f"line {number} is no JSON object")
-                for field in fields:
-                    if not isinstance(record.get(field), str):
-                        raise wrong(f"line {number} has no text {field!r}")
-                records.append(record)
+        content = path.read_bytes()
+        if path.suffix == ".gz":
+            content = gzip.decompress(content)
     except (OSError, EOFError, zlib.error) as error:
         raise wrong(f"it cannot be read ({getattr(error, 'strerror', None) or error})") from None
+    records, what, number = [], "line", 0
+    try:
+        if content.lstrip()[:1] == b"[" and isinstance(everything := _list(content), list):
+            found, what = list(enumerate(everything, start=1)), "record"
+        else:
+            found = []
+            for number, line in enumerate(content.splitlines(), start=1):
+                if line.strip():
+                    found.append((number, json.loads(line)))
     except ValueError as error:
         raise wrong(f"line {number} is no JSON ({error})") from None
+    for number, record in found:
+        if not isinstance(record, dict):
+            raise wrong(f"{what} {number} is no JSON object")
+        for field in fields:
+            if not isinstance(record.get(field), str):
+                raise wrong(f"{what} {number} has no text {field!r}")
+        records.append(record)
     if not records:
         raise wrong("it is empty")
     return records
+
+
+def _list(content: bytes) -> Any:
+    """The whole as one value; None if it is several, one a line."""
+    try:
+        return json.loads(content)
+    except ValueError:
+        return None

@@ -90,12 +90,12 @@ def test_humaneval(grade, tmp_path):
 
 RECORDS = [
     {
-        "query": "The mean of the numbers, and the largest.",
-        "parameters": "numbers (list of int) -> mean (float), largest (int)",
-        "reference_code": "import statistics\n\n\ndef main_solution(numbers):\n"
+        "task_description": "The mean of the numbers, and the largest.",
+        "input_output_spec": "numbers (list of int) -> mean (float), largest (int)",
+        "code_sample": "import statistics\n\n\ndef main_solution(numbers):\n"
         '    return {"mean": statistics.mean(numbers), "largest": max(numbers)}\n',
-        "input_generator": "import random\n\n\ndef input_generator():\n"
-        '    return {"numbers": [random.randint(0, 9) for _ in range(5)]}\n',
+        "input_generator": "def generate_inputs(rng: Random) -> dict:\n"
+        '    return {"numbers": [rng.randint(0, 9) for _ in range(5)]}\n',
     },
     {
         "query": "?",

@@ -74,7 +74,7 @@ def test_files_of_another_shape_are_named(tmp_path):
         ("cut.jsonl.gz", gzip.compress(b"{}\n")[:12], "it cannot be read"),
         ("text.jsonl", b"{\n", "line 1 is no JSON"),
         ("bytes.jsonl", b"\xff\n", "line 1 is no JSON"),
-        ("list.jsonl", b"\n[]\n", "line 2 is no JSON object"),
+        ("list.jsonl", b"\n3\n", "line 2 is no JSON object"),
         ("lacks.jsonl", json.dumps({**PROBLEM, "test": 3}).encode(), "line 1 has no text 'test'"),
         ("name.jsonl", json.dumps({**PROBLEM, "entry_point": "a b"}).encode(), "entry_point of HumanEval/0 is no fun"),
     ):
