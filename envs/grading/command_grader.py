@@ -54,7 +54,7 @@ class Recipe:
     restores_tests: bool = True
     """Whether the agent's changes of tests and of their configuration are undone (`clean_state`)."""
     timeout_s: float = 0.0
-    """Wall time of the command; 0: the grader's own."""
+    """Wall time of the command; 0: that of the task's metadata (`timeout_s`), or the grader's own."""
 
     def to_metadata(self) -> dict[str, Any]:
         """What a task's metadata takes up; JSON-ready."""
@@ -148,7 +148,7 @@ class CommandGrader:
             TaskError: the task has no recipe, or its patch does not fit its base state.
         """
         recipe = Recipe.of(task)
-        timeout_s = recipe.timeout_s or self.timeout_s
+        timeout_s = recipe.timeout_s or float(task.metadata.get("timeout_s") or self.timeout_s)
         limits = dataclasses.replace(
             self.limits, cpu_seconds=max(1, round(timeout_s)), exec_timeout_s=timeout_s, lifetime_s=timeout_s + 120
         )

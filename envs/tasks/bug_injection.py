@@ -3,6 +3,8 @@
 Each mutation of a function that tests seem to use is a task. Whether they notice is only known when they have run:
 `composer tasks check` finds out, and with its report as `checked` only those tasks remain. All mutations of a function
 are in one split.
+
+Both graders know these tasks: `PytestGrader` wants every test to run, `CommandGrader` minds no skipped ones.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from composer.types import Split, Task
 from envs.tasks.finite import FiniteTaskset
 from envs.tasks.mutations import KINDS, Mutation, mutations
 from envs.tasks.python_source import FunctionNode
-from envs.tasks.repository import Repository
+from envs.tasks.repository import TEST_COMMAND, Repository
 
 REQUESTS = (
     "{name} in {path} is broken, fix it",
@@ -35,6 +37,8 @@ class BugInjectionTaskset(FiniteTaskset):
         kinds: Sequence[str] = KINDS,
         max_per_function: int = 8,
         visible_tests: bool = True,
+        image: str = "",
+        test_command: str = TEST_COMMAND,
         evaluation_share: float = 0.2,
         seed: int = 0,
         epochs: int = 1,
@@ -48,6 +52,8 @@ class BugInjectionTaskset(FiniteTaskset):
             kinds: of mutations, of `KINDS`.
             max_per_function: how many mutations of a function are tasks.
             visible_tests: whether the agent's repository has the tests.
+            image: has what the repository needs to run, and gets its files; "": the env's own.
+            test_command: how a `CommandGrader` runs all tests; {test_files} and {report} are filled in.
             evaluation_share: how much of the functions is for evaluation, 0 to 1.
             seed: changes the tasks' order.
             epochs: how often training goes through its tasks.
@@ -61,8 +67,9 @@ class BugInjectionTaskset(FiniteTaskset):
             raise ConfigError("env.taskset.args.kinds", min(unknown), f"must be some of {', '.join(KINDS)}")
         if max_per_function < 1:
             raise ConfigError("env.taskset.args.max_per_function", max_per_function, "must be at least 1")
-        self.name, self.visible_tests = name, visible_tests
+        self.name, self.visible_tests, self.image = name, visible_tests, image
         self.repository = Repository(path)
+        self._recipe = self.repository.recipe(test_command)
         self._mutations: dict[str, tuple[str, str, Mutation]] = {}
         families: dict[str, str] = {}
         seen: set[str] = set()
@@ -118,7 +125,14 @@ class BugInjectionTaskset(FiniteTaskset):
             request=request.format(name=function, path=file),
             files=files,
             hidden_tests=dict(repository.test_files),
-            metadata={"kind": mutation.kind, "file": file, "function": function, "line": mutation.line},
+            image=self.image,
+            metadata={
+                "kind": mutation.kind,
+                "file": file,
+                "function": function,
+                "line": mutation.line,
+                **self._recipe.to_metadata(),
+            },
         )
 
 

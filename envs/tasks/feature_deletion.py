@@ -3,6 +3,8 @@
 Its signature and its docstring stay, its body raises NotImplementedError. The agent's repository lacks the tests that
 use it; the hidden tests are all of the repository's tests, so the rest has to stay as it is. Which tests use what is
 read from their source: `composer tasks check` shows where that was wrong.
+
+Both graders know these tasks: `PytestGrader` wants every test to run, `CommandGrader` minds no skipped ones.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from composer.errors import ConfigError
 from composer.types import Split, Task
 from envs.tasks.finite import FiniteTaskset
 from envs.tasks.python_source import Definition, Edit, FunctionNode, PythonSource
-from envs.tasks.repository import Repository, RepositoryTest, is_test_definition
+from envs.tasks.repository import TEST_COMMAND, Repository, RepositoryTest, is_test_definition
 
 KINDS = ("function", "method", "class")
 
@@ -29,6 +31,8 @@ class FeatureDeletionTaskset(FiniteTaskset):
         name: str = "feature_deletion",
         kinds: Sequence[str] = KINDS,
         min_tests: int = 1,
+        image: str = "",
+        test_command: str = TEST_COMMAND,
         evaluation_share: float = 0.2,
         seed: int = 0,
         epochs: int = 1,
@@ -41,6 +45,8 @@ class FeatureDeletionTaskset(FiniteTaskset):
             name: begins the tasks' ids.
             kinds: of features, of `KINDS`.
             min_tests: how many tests must use a feature.
+            image: has what the repository needs to run, and gets its files; "": the env's own.
+            test_command: how a `CommandGrader` runs all tests; {test_files} and {report} are filled in.
             evaluation_share: how much of the features is for evaluation, 0 to 1.
             seed: changes the tasks' order.
             epochs: how often training goes through its tasks.
@@ -54,8 +60,9 @@ class FeatureDeletionTaskset(FiniteTaskset):
             raise ConfigError("env.taskset.args.kinds", min(unknown), f"must be some of {', '.join(KINDS)}")
         if min_tests < 1:
             raise ConfigError("env.taskset.args.min_tests", min_tests, "must be at least 1")
-        self.name = name
+        self.name, self.image = name, image
         self.repository = Repository(path)
+        self._recipe = self.repository.recipe(test_command)
         self._features: dict[str, tuple[str, Definition, list[RepositoryTest]]] = {}
         families = {}
         for file, source in self.repository.library.items():
@@ -111,11 +118,13 @@ class FeatureDeletionTaskset(FiniteTaskset):
             request=f"implement {definition.name} in {file}",
             files=files,
             hidden_tests=dict(self.repository.test_files),
+            image=self.image,
             metadata={
                 "kind": _kind(definition),
                 "file": file,
                 "feature": definition.name,
                 "tests": [f"{test.path}::{test.definition.name.replace('.', '::')}" for test in tests],
+                **self._recipe.to_metadata(),
             },
         )
 

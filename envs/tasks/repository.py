@@ -7,14 +7,19 @@ and fixtures of its file that it leads to.
 from __future__ import annotations
 
 import ast
+import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path, PurePosixPath
 
 from composer.errors import ConfigError
+from envs.grading.command_grader import Recipe
 from envs.tasks.python_source import Definition, FunctionNode, PythonSource, is_library_file, is_test_file, parse_files
 from envs.tasks.trees import NOT_SOURCES, read_tree
+
+TEST_COMMAND = "python3 -m pytest -p no:cacheprovider --junitxml={report} {test_files}"
+"""Must write a JUnit report to {report}, or print pytest's summary (`-rA`)."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +68,13 @@ class Repository:
     def tests(self) -> list[RepositoryTest]:
         """Every test, in the order of the files."""
         return [test for path, source in self.test_sources.items() for test in _tests(path, source)]
+
+    def recipe(self, command: str = TEST_COMMAND) -> Recipe:
+        """How `envs.grading.command_grader` runs all tests; unlike the pytest grader, it minds no skipped ones."""
+        return Recipe(
+            command=command.replace("{test_files}", shlex.join(self.test_sources)),
+            report="junit" if "{report}" in command else "pytest",
+        )
 
     def tests_of(self, path: str, definition: Definition) -> list[RepositoryTest]:
         """The tests that seem to use a definition of a library file."""

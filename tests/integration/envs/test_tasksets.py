@@ -147,6 +147,17 @@ def test_bug_injection(grade, tmp_path):
     assert len(tasks) == 10
 
 
+def test_tests_that_are_skipped_are_no_fault_for_a_command(grade, tmp_path):
+    test = "import pytest\n\n\n@pytest.mark.skip\ndef test_later(): assert False\n"
+    for make in (BugInjectionTaskset, FeatureDeletionTaskset):
+        taskset = make(str(write_repository(tmp_path, {"tests/test_more.py": test})), evaluation_share=0.0)
+        task = taskset.task(Split.TRAIN, 0)
+        assert grade(task, taskset.reference(task), "pytest").score == 0.0
+        verdict = grade(task, taskset.reference(task), "command")
+        assert verdict.score == 1.0, verdict.details
+        assert grade(task, task.files, "command").score == 0.0
+
+
 def test_feature_deletion(grade, tmp_path):
     taskset = FeatureDeletionTaskset(str(write_repository(tmp_path)))
     for task in tasks_of(taskset).values():

@@ -9,6 +9,7 @@ import pytest
 
 from composer.errors import ConfigError, TaskError
 from composer.types import Split, Task
+from envs.grading.command_grader import Recipe
 from envs.tasks.bug_injection import BugInjectionTaskset
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -76,6 +77,17 @@ def test_tests_are_out_of_sight_if_so_wished(tmp_path):
     task = taskset.task(Split.TRAIN, 0)
     assert sorted(task.files) == ["README.md", "shop/__init__.py", "shop/cart.py", "shop/money.py"]
     assert len(task.hidden_tests) == 4
+
+
+def test_how_all_tests_are_run(tmp_path):
+    path = str(write_repository(tmp_path))
+    task = BugInjectionTaskset(path, evaluation_share=0.0).task(Split.TRAIN, 0)
+    command = "python3 -m pytest -p no:cacheprovider --junitxml={report} tests/test_cart.py tests/test_money.py"
+    assert Recipe.of(task) == Recipe(command, report="junit") and task.image == ""
+    taskset = BugInjectionTaskset(path, image="shop:1", test_command="tox -- -rA {test_files}", evaluation_share=0.0)
+    task = taskset.task(Split.TRAIN, 0)
+    assert Recipe.of(task) == Recipe("tox -- -rA tests/test_cart.py tests/test_money.py", report="pytest")
+    assert task.image == "shop:1"
 
 
 def test_what_is_refused(tmp_path):

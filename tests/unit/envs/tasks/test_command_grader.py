@@ -205,6 +205,8 @@ def test_what_is_not_the_agents_fault_is_no_zero():
 def test_time_is_the_tasks_or_the_graders():
     slow = task("sleep 20", timeout_s=0.2)
     assert grade(slow).details["reason"] == "the tests did not end within 0.2 s"
+    quick = dataclasses.replace(slow, metadata={**Recipe("sleep 20").to_metadata(), "timeout_s": 0.4})
+    assert grade(quick).details["reason"] == "the tests did not end within 0.4 s"
     quick = dataclasses.replace(slow, metadata=Recipe("sleep 20").to_metadata())
     assert grade(quick, grader=CommandGrader(timeout_s=0.3)).details["reason"].endswith("within 0.3 s")
 
