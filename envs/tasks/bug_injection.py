@@ -80,16 +80,16 @@ class BugInjectionTaskset(FiniteTaskset):
                     continue
                 if not self.repository.tests_of(file, definition):
                     continue
-                found = {
-                    f"{family}::{mutation.kind}-{mutation.number}": mutation
-                    for mutation in mutations(source, function)
-                    if mutation.kind in kinds
-                }
+
+                def key_of(mutation: Mutation, family: str = family) -> str:
+                    return f"{family}::{mutation.kind}-{mutation.number}"
+
+                found = mutations(source, function, kinds, lambda m: _hash(key_of(m)), max_per_function)
                 if found:  # a declaration of the same name may come before
                     seen.add(family)
-                for key in sorted(found, key=_hash)[:max_per_function]:
-                    self._mutations[key] = file, definition.name, found[key]
-                    families[key] = family
+                for mutation in found:
+                    self._mutations[key_of(mutation)] = file, definition.name, mutation
+                    families[key_of(mutation)] = family
         if not self._mutations:
             raise ConfigError(
                 "env.taskset.args.path",

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ast
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 
 from envs.tasks.python_source import Edit, FunctionNode, PythonSource
@@ -51,31 +51,53 @@ class Mutation:
 
     kind: str
     number: int
-    """Among those of its kind in its function, in the order of the source."""
+    """Among the edits of its kind in its function, in the order of the source; not all of them leave valid Python."""
     line: int
     edit: Edit
 
 
-def mutations(source: PythonSource, function: FunctionNode) -> list[Mutation]:
-    """Every mutation of a function that leaves valid Python of another meaning, in the order of the source."""
-    candidates = sorted(
+def mutations(
+    source: PythonSource,
+    function: FunctionNode,
+    kinds: Collection[str] = KINDS,
+    rank: Callable[[Mutation], str] | None = None,
+    most: int | None = None,
+) -> list[Mutation]:
+    """Mutations of a function that leave valid Python, each of another meaning.
+
+    Args:
+        source: the file.
+        function: in it.
+        kinds: of `KINDS`.
+        rank: which ones come first; None: the order of the source.
+        most: how many; None: all. Looking at each takes about a millisecond.
+    """
+    edits = sorted(
         ((kind, edit) for statement in function.body for kind, edit in _of(source, statement)),
         key=lambda c: (c[1].start, c[1].end, c[0]),
     )
-    seen = {ast.dump(source.alone(function))}
     numbers: Counter[str] = Counter()
-    found = []
-    for kind, edit in candidates:
+    candidates = []
+    for kind, edit in edits:
+        line = source.content.count(b"\n", 0, edit.start) + 1
+        candidates.append(Mutation(kind, numbers[kind], line, edit))
+        numbers[kind] += 1
+    if rank is not None:
+        candidates.sort(key=rank)
+    seen = {ast.dump(source.alone(function))}
+    found: list[Mutation] = []
+    for candidate in candidates:
+        if candidate.kind not in kinds:
+            continue
+        if most is not None and len(found) == most:
+            break
         try:
-            meaning = ast.dump(source.alone(function, edit))
+            meaning = ast.dump(source.alone(function, candidate.edit))
         except (SyntaxError, ValueError):
             continue
-        if meaning in seen:
-            continue
-        seen.add(meaning)
-        line = source.content.count(b"\n", 0, edit.start) + 1
-        found.append(Mutation(kind, numbers[kind], line, edit))
-        numbers[kind] += 1
+        if meaning not in seen:
+            seen.add(meaning)
+            found.append(candidate)
     return found
 
 

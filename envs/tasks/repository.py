@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import shlex
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -33,10 +34,6 @@ class RepositoryTest:
     modules: frozenset[str]
     """What its file imports, dotted: modules, and names with their modules."""
 
-    def uses(self, path: str, definition: Definition) -> bool:
-        """Whether it seems to use what a library file defines."""
-        return definition.node.name in self.names and any(_is_of(module, path) for module in self.modules)
-
 
 class Repository:
     """The files of a folder."""
@@ -52,6 +49,7 @@ class Repository:
             raise ConfigError("env.taskset.args.path", path, "name the folder of a Python repository")
         self.files = read_tree(Path(path), ignored=NOT_SOURCES)
         self.test_files = {p: content for p, content in self.files.items() if is_test_file(p)}
+        self._imported: dict[tuple[str, str], bool] = {}
         self.library = parse_files(self.files, filter(is_library_file, self.files))
         if not self.library:
             raise ConfigError("env.taskset.args.path", path, "there is no Python file in it that is no test")
@@ -77,8 +75,22 @@ class Repository:
         )
 
     def tests_of(self, path: str, definition: Definition) -> list[RepositoryTest]:
-        """The tests that seem to use a definition of a library file."""
-        return [test for test in self.tests if test.uses(path, definition)]
+        """The tests that seem to use a definition of a library file: its name, and something of its package."""
+        return [test for test in self._tests_by_name.get(definition.node.name, ()) if self._imports(test, path)]
+
+    @cached_property
+    def _tests_by_name(self) -> dict[str, list[RepositoryTest]]:
+        found: dict[str, list[RepositoryTest]] = defaultdict(list)
+        for test in self.tests:
+            for name in test.names:
+                found[name].append(test)
+        return found
+
+    def _imports(self, test: RepositoryTest, path: str) -> bool:
+        key = test.path, path
+        if key not in self._imported:
+            self._imported[key] = any(_is_of(module, path) for module in test.modules)
+        return self._imported[key]
 
 
 def is_test_definition(definition: Definition) -> bool:

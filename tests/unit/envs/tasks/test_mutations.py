@@ -97,8 +97,18 @@ def test_all_that_is_not_the_fault_stays_as_it_was():
         assert ast.dump(ast.parse(content)) != ast.dump(source.tree)
         assert 12 <= m.line <= 17
     assert len({source.edited(m.edit) for m in found}) == len(found)
-    for kind in KINDS:
-        assert [m.number for m in found if m.kind == kind] == list(range(sum(m.kind == kind for m in found)))
+    assert len({(m.kind, m.number) for m in found}) == len(found)
+    assert [m.edit.start for m in found] == sorted(m.edit.start for m in found)
+
+
+def test_a_few_of_them_are_the_first_of_a_ranking():
+    source = PythonSource(SHOP)
+    [total] = [d.node for d in source.definitions() if d.name == "Shop.total"]
+    found = mutations(source, total)
+    backwards = mutations(source, total, rank=lambda m: f"{-m.edit.start + 10**6:08}")
+    assert sorted(backwards, key=found.index) == found and backwards[0].edit.start == found[-1].edit.start
+    assert mutations(source, total, most=3) == found[:3]
+    assert mutations(source, total, ["return"], most=3) == [m for m in found if m.kind == "return"]
 
 
 def test_carriage_returns_do_not_shift_positions():
