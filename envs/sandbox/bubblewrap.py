@@ -14,6 +14,7 @@ to that user, and only their namespaces keep them from his files.
 from __future__ import annotations
 
 import asyncio
+import errno
 import itertools
 import os
 import platform
@@ -21,16 +22,19 @@ import socket
 from collections.abc import Mapping
 from pathlib import Path
 
-from composer.contract import Finding, SandboxLimits
+from composer.contract import Finding, SandboxLimits, Snapshot
 from composer.errors import ConfigError, SandboxError, SandboxStartError
 from envs.sandbox import checks, state
 from envs.sandbox.control import ForkServerClient
 from envs.sandbox.limits import ControlGroup, ControlGroups, LimitError
 from envs.sandbox.packages import pytest_files
 from envs.sandbox.private import folders_to_hide
+from envs.sandbox.realism import audit as realism
+from envs.sandbox.realism.load import load_profile
 from envs.sandbox.rootfs import Rootfs, bound_folders
 from envs.sandbox.sandbox import BubblewrapSandbox
 from envs.sandbox.seccomp import build_filter
+from envs.sandbox.snapshots import MAX_LAYERS, Snapshots
 
 _START_TIMEOUT_S = 30.0
 _LEAST_MEMORY_BYTES = 32 * 2**20
@@ -56,18 +60,23 @@ class BubblewrapBackend:
         self,
         run_label: str,
         workdir: str = "/home/dev/project",
-        user: str = "dev",
-        hostname: str = "devbox",
+        user: str | None = None,
+        hostname: str | None = None,
         python: bool = True,
+        profile: str = "developer",
+        snapshot_bytes: int = 2**30,
     ) -> None:
         """Nothing starts before the first sandbox does.
 
         Args:
             run_label: of the run; part of the names of what this backend makes on the host.
             workdir: absolute path in the sandbox in which commands start.
-            user: name of the sandbox's user.
-            hostname: of the sandbox.
+            user: name of the sandbox's user; None: the profile's.
+            hostname: of the sandbox; None: the profile's.
             python: whether `python3` with pytest is there: the Python that runs this process, and its pytest.
+            snapshot_bytes: what all snapshots together may take of the machine's memory.
+
+            profile: what sandboxes look like (realism/profiles): `developer`, `plain`, or a YAML file of your own.
 
         Raises:
             ValueError: an argument cannot be what it names.
@@ -75,33 +84,37 @@ class BubblewrapBackend:
         """
         if not workdir.startswith("/") or ".." in Path(workdir).parts or Path(workdir) == Path("/"):
             raise ValueError(f"workdir={workdir!r}: must be an absolute path without '..', other than '/'")
-        for name, value in (("user", user), ("hostname", hostname)):
+        self.profile = load_profile(profile, user=user, hostname=hostname)
+        for name, value in (("user", self.profile.user), ("hostname", self.profile.hostname)):
             if not value.replace("-", "").replace("_", "").isalnum():
                 raise ValueError(f"{name}={value!r}: must be letters, digits, '-' and '_'")
         folders_to_hide(bound_folders(python=True))
-        self.run_label, self.workdir, self.user, self.hostname, self.python = run_label, workdir, user, hostname, python
+        if snapshot_bytes < 0:
+            raise ValueError(f"snapshot_bytes={snapshot_bytes}: must be at least 0")
+        self.run_label, self.workdir, self.python = run_label, workdir, python
+        self.snapshot_bytes = snapshot_bytes
         self._server: ForkServerClient | None = None
         self._state: state.State | None = None
         self._groups: ControlGroups | None = None
+        self._snapshots: Snapshots | None = None
         self._sandboxes: dict[str, BubblewrapSandbox] = {}
+        self._layers: dict[str, tuple[str, ...]] = {}
+        """By sandbox: the snapshots' layers that it has started from."""
         self._numbers = itertools.count(1)
 
-    async def start(self, files: Mapping[str, bytes], limits: SandboxLimits) -> BubblewrapSandbox:
-        """A fresh sandbox at the base state, with `files` in its `workdir`.
+    async def start(
+        self, files: Mapping[str, bytes], limits: SandboxLimits, *, image: str = "", base: Snapshot | None = None
+    ) -> BubblewrapSandbox:
+        """A fresh sandbox, with `files` in its `workdir`; see `composer.contract.SandboxBackend`.
 
         Raises:
-            SandboxStartError: it could not start, or a limit could not be applied.
+            SandboxStartError: it could not start, a limit could not be applied, or there is no such image or snapshot.
         """
         _check_limits(limits)
-        if self._server is not None and self._server.failure:
-            await self.close()
-        server = self._server or self._launch()
-        try:
-            await server.ready()
-        except SandboxStartError as e:
-            await self.close()
-            raise SandboxStartError(f"{e}; {_hint()}") from e
-        sandbox = self._begin(server, limits)
+        if image:
+            raise SandboxStartError(f"image={image!r}: bubblewrap's sandboxes have the host's programs, and no images")
+        server = await self._ready()
+        sandbox = self._begin(server, limits, self._chain(base))
         try:
             async with asyncio.timeout(_START_TIMEOUT_S):
                 await sandbox.wait_until_started(files)
@@ -116,12 +129,27 @@ class BubblewrapBackend:
             raise
         return sandbox
 
+    async def _ready(self) -> ForkServerClient:
+        """The fork server; a new one if the last has ended.
+
+        Raises:
+            SandboxStartError: it does not start.
+        """
+        if self._server is not None and self._server.failure:
+            await self.close()
+        server = self._server or self._launch()
+        try:
+            await server.ready()
+        except SandboxStartError as e:
+            await self.close()
+            raise SandboxStartError(f"{e}; {_hint()}") from e
+        return server
+
     def _launch(self) -> ForkServerClient:
         try:
             rootfs = Rootfs(
                 self.workdir,
-                self.user,
-                self.hostname,
+                self.profile,
                 sandbox_uid(),
                 str(bwrap_path()),
                 self.python,
@@ -141,6 +169,7 @@ class BubblewrapBackend:
             if self._groups is not None:
                 self._groups.create()
             self._server = ForkServerClient(rootfs, self._state, self._groups, self._on_ended)
+            self._snapshots = Snapshots(self._server, self.snapshot_bytes)
         except LimitError as e:
             self._clean_up()
             raise SandboxStartError(str(e)) from e
@@ -149,25 +178,44 @@ class BubblewrapBackend:
             raise
         return self._server
 
-    def _begin(self, server: ForkServerClient, limits: SandboxLimits) -> BubblewrapSandbox:
+    def _chain(self, base: Snapshot | None) -> tuple[str, ...]:
+        """The layers of a snapshot.
+
+        Raises:
+            SandboxStartError: it is gone.
+        """
+        if base is None:
+            return ()
+        chain = self._snapshots.chain(base) if self._snapshots is not None else None
+        if chain is None:
+            raise SandboxStartError(f"snapshot {base.id!r} is not there any more: it was dropped, or its backend ended")
+        return chain
+
+    def _begin(self, server: ForkServerClient, limits: SandboxLimits, chain: tuple[str, ...]) -> BubblewrapSandbox:
         name = f"{next(self._numbers):05d}"
+        sleepers = len(self.profile.processes)
+        stacked, copied = chain[:MAX_LAYERS], "".join(chain[MAX_LAYERS:])
         ours, theirs = socket.socketpair()
         group: ControlGroup | None = None
         fds = [theirs.fileno()]
         try:
             if self._groups is not None:
-                group = self._groups.group(name, limits.memory_bytes, limits.num_processes)
+                group = self._groups.group(name, limits.memory_bytes, limits.num_processes + sleepers)
                 fds += [*group.open_for_attach(), group.open_members()]
-            sandbox = BubblewrapSandbox(f"{self.run_label}/{name}", name, self.workdir, limits, server, ours, group)
+            sandbox = BubblewrapSandbox(
+                f"{self.run_label}/{name}", name, self.workdir, limits, server, ours, group, self, sleepers
+            )
             server.start(
                 {
                     "id": name,
                     "grouped": group is not None,
                     "disk_bytes": limits.disk_bytes,
+                    "snapshots": stacked,
+                    "copied": copied,
                     "lifetime_s": limits.lifetime_s,
                     "limits": {
                         "memory_bytes": limits.memory_bytes,
-                        "num_processes": limits.num_processes,
+                        "num_processes": limits.num_processes + sleepers,
                         "file_bytes": limits.file_bytes,
                         "cpu_seconds": limits.cpu_seconds,
                         "output_bytes": limits.output_bytes,
@@ -185,17 +233,60 @@ class BubblewrapBackend:
                 os.close(fd)
             theirs.close()
         self._sandboxes[name] = sandbox
+        if self._snapshots is not None:
+            self._layers[name] = stacked
+            self._snapshots.hold(stacked)
         return sandbox
+
+    async def keep(self, name: str, limits: SandboxLimits) -> Snapshot:
+        """Make a snapshot of the sandbox `name`.
+
+        Raises:
+            OSError: it could not be copied, or the snapshots would be over `snapshot_bytes`.
+        """
+        if self._snapshots is None or name not in self._layers:
+            raise ProcessLookupError(errno.ESRCH, os.strerror(errno.ESRCH))
+        return await self._snapshots.add(self._layers[name], limits.disk_bytes, {"op": "copy", "id": name})
+
+    async def save(self, snapshot: Snapshot, path: Path) -> None:
+        """Write a snapshot to a file, which this backend can `load` also in another process: whole or not at all.
+
+        Raises:
+            OSError: the file cannot be written.
+            SandboxError: there is no such snapshot any more.
+        """
+        if self._snapshots is None:
+            raise SandboxError(f"snapshot {snapshot.id!r} is not there any more: its backend was closed")
+        await self._snapshots.save(snapshot, path)
+
+    async def load(self, path: Path) -> Snapshot:
+        """A snapshot from a file that `save` wrote. Its content is untrusted: it reaches nothing but sandboxes.
+
+        Raises:
+            OSError: the file cannot be read, or there is no room.
+            SandboxError: it is no saved snapshot, or it is damaged.
+        """
+        await self._ready()
+        assert self._snapshots is not None
+        return await self._snapshots.load(path)
+
+    async def drop(self, snapshot: Snapshot) -> None:
+        """Forget a snapshot. Sandboxes that started from it go on. Idempotent; raises nothing."""
+        if self._snapshots is not None:
+            self._snapshots.drop(snapshot)
 
     def _on_ended(self, name: str | None, reason: str) -> None:
         for ended in list(self._sandboxes) if name is None else [name]:
             sandbox = self._sandboxes.pop(ended, None)
             if sandbox is not None:
                 sandbox.ended(reason)
+            layers = self._layers.pop(ended, ())
+            if self._snapshots is not None:
+                self._snapshots.release(layers)
 
     async def close(self) -> None:
         """Stop every sandbox this backend started. Idempotent; raises nothing."""
-        server, self._server = self._server, None
+        server, self._server, self._snapshots = self._server, None, None
         if server is not None:
             server.attach()
             server.close()
@@ -214,7 +305,8 @@ class BubblewrapBackend:
 
     async def _trial(self) -> None:
         """Start a sandbox of a backend like this one and run a command in it."""
-        trial = BubblewrapBackend(f"{self.run_label}-check", self.workdir, self.user, self.hostname, self.python)
+        trial = BubblewrapBackend(f"{self.run_label}-check", self.workdir, python=self.python)
+        trial.profile = self.profile
         try:
             sandbox = await trial.start({}, SandboxLimits())
             command = "python3 -m pytest --version" if self.python else "true"
@@ -223,6 +315,19 @@ class BubblewrapBackend:
                 raise SandboxError(f"{command!r} ended with {result.exit_code} in a sandbox: {result.output!r}")
         finally:
             await trial.close()
+
+    async def audit(self) -> list[Finding]:
+        """What gives a sandbox away to a program in it that looks closely; see `composer.contract.SandboxBackend`.
+
+        Raises:
+            SandboxStartError: it could not start.
+            SandboxError: it failed under the probe.
+        """
+        sandbox = await self.start({}, SandboxLimits())
+        try:
+            return await realism.audit(sandbox)
+        finally:
+            await sandbox.stop()
 
     def sweep(self) -> int:
         """Remove what killed runs left behind (processes, cgroups, folders); never touches a live run's.

@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from composer.errors import SandboxStartError
@@ -45,6 +45,8 @@ class ForkServerClient:
         self._on_ended = on_ended
         self._loop: asyncio.AbstractEventLoop | None = None
         self._waiting: list[asyncio.Future[None]] = []
+        self._jobs: dict[str, asyncio.Future[int]] = {}
+        """By the layer that is being made or written."""
         self._is_ready, self.failure = False, ""
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         # The settings go out in one packet, which the send buffer must hold.
@@ -124,6 +126,34 @@ class ForkServerClient:
         """
         self._control.send(json.dumps({"op": "stop", "id": name}).encode())
 
+    async def make_layer(self, request: dict[str, Any], fds: Sequence[int] = ()) -> int:
+        """Have a snapshot's layer made, or written to an archive.
+
+        Args:
+            request: `op` is `copy` (of the sandbox `id`), `extract` (from the descriptor), both to the layer `snapshot`
+                of at most `max_bytes`, or `archive` (of that layer, to the descriptor).
+            fds: the descriptor.
+
+        Returns:
+            How many bytes the layer takes.
+
+        Raises:
+            OSError: it failed, and there is no such layer; `ConnectionError`: with the fork server itself.
+        """
+        self.attach()
+        snapshot = request["snapshot"]
+        future = self._jobs[snapshot] = asyncio.get_running_loop().create_future()
+        try:
+            socket.send_fds(self._control, [json.dumps(request).encode()], fds)
+            return await future
+        finally:
+            del self._jobs[snapshot]
+
+    def drop(self, snapshot: str) -> None:
+        """Let go of a snapshot's memory, as soon as no sandbox has it as a layer. Raises nothing."""
+        with contextlib.suppress(OSError):
+            self._control.send(json.dumps({"op": "drop", "snapshot": snapshot}).encode())
+
     def _on_message(self) -> None:
         while True:
             try:
@@ -137,13 +167,24 @@ class ForkServerClient:
                 self._fail("the sandboxes' fork server ended")
                 return
             message = json.loads(data)
-            if "event" in message:
+            if message.get("event") == "done":
+                self._on_done(message)
+            elif "event" in message:
                 self._on_ended(message["id"], message["reason"])
             elif "error" in message:
                 self._fail(f"sandboxes cannot be started: {message['error']}")
             else:
                 self._is_ready = True
                 self._wake()
+
+    def _on_done(self, message: dict[str, Any]) -> None:
+        future = self._jobs.get(message["id"])
+        if future is None or future.done():
+            return  # whoever wanted it has gone, and has dropped the layer
+        if number := message["errno"]:
+            future.set_exception(OSError(number, os.strerror(number)))
+        else:
+            future.set_result(message["bytes"])
 
     def _fail(self, reason: str) -> None:
         self.failure = self.failure or reason
@@ -158,6 +199,10 @@ class ForkServerClient:
             if not future.done():
                 with contextlib.suppress(RuntimeError):
                     future.set_result(None)
+        for future in self._jobs.values():
+            if self.failure and not future.done():
+                with contextlib.suppress(RuntimeError):
+                    future.set_exception(ConnectionError(self.failure))
 
     def close(self) -> None:
         """End the fork server and with it every sandbox. Blocks for the few milliseconds that this takes."""

@@ -17,6 +17,7 @@ Control channel: a SOCK_SEQPACKET pair, one JSON message a packet, file descript
 from __future__ import annotations
 
 import contextlib
+import errno
 import gc
 import json
 import os
@@ -30,13 +31,14 @@ import traceback
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
-from envs.sandbox import linux, rootfs, supervisor, warm
+from envs.sandbox import layers, linux, rootfs, supervisor, warm
 from envs.sandbox.launcher import Launcher
 from envs.sandbox.seccomp import build_filter
 
 CLOSED = 3
 """Exit status after the owner's last word, as against its silence."""
 
+_JOB_TIMEOUT_S = 60.0
 _MESSAGE_BYTES = 2**16
 _PACKET_FDS = 8
 
@@ -49,6 +51,7 @@ def run(control: socket.socket, settings: dict[str, Any]) -> NoReturn:
         settings: what `control.ForkServerClient` sent.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    linux.forget_arguments()  # a sandbox's sleepers show them
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     try:
@@ -98,6 +101,16 @@ class _Running:
     """Children of ours that have not been reaped."""
 
 
+@dataclass
+class _Job:
+    """A layer that is being made, or written to an archive."""
+
+    op: str
+    snapshot: str
+    deadline: float
+    is_wanted: bool = True
+
+
 class ForkServer:
     """Starts and ends sandboxes on request; tells the owner when one has ended."""
 
@@ -107,6 +120,8 @@ class ForkServer:
         self._seccomp = {grouped: build_filter(shared_memory=grouped) for grouped in (True, False)}
         self._environment = environment(tree)
         self._sandboxes: dict[str, _Running] = {}
+        self._jobs: dict[int, _Job] = {}
+        """By process."""
         self._selector = selectors.DefaultSelector()
         self._selector.register(control, selectors.EVENT_READ, None)
         read_end, write_end = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -130,11 +145,12 @@ class ForkServer:
             for sandbox in [s for s in self._sandboxes.values() if s.deadline <= now]:
                 sandbox.deadline = now + 5.0
                 self._end(sandbox, f"its lifetime of {sandbox.request['lifetime_s']:g} s (lifetime_s) was over")
+            for pid in [pid for pid, job in self._jobs.items() if job.deadline <= now]:
+                os.kill(pid, signal.SIGKILL)
 
     def _patience(self) -> float | None:
-        if not self._sandboxes:
-            return None
-        return max(0.0, min(s.deadline for s in self._sandboxes.values()) - time.monotonic())
+        deadlines = [each.deadline for each in (*self._sandboxes.values(), *self._jobs.values())]
+        return max(0.0, min(deadlines) - time.monotonic()) if deadlines else None
 
     def _on_request(self) -> None:
         data, fds, _, _ = socket.recv_fds(self._control, _MESSAGE_BYTES, _PACKET_FDS)
@@ -147,6 +163,12 @@ class ForkServer:
             os._exit(CLOSED)
         if request["op"] == "start":
             self._start(request, fds)
+        elif request["op"] in ("copy", "archive", "extract"):
+            self._make_layer(request, fds)
+        elif request["op"] == "drop":
+            for job in self._jobs.values():
+                job.is_wanted &= job.snapshot != request["snapshot"]
+            _drop(request["snapshot"])
         elif request["id"] in self._sandboxes:
             self._end(self._sandboxes[request["id"]], "it was stopped")
 
@@ -167,7 +189,9 @@ class ForkServer:
         os.set_blocking(output_read, False)
         try:
             streams = (stdin_read, output_write, info_write)
-            monitor = self._launcher.start(request["disk_bytes"], request["grouped"], streams, rest)
+            monitor = self._launcher.start(
+                request["disk_bytes"], request["grouped"], request["snapshots"], request["copied"], streams, rest
+            )
         except OSError as e:
             for fd in (*fds, stdin_write, output_read, info_read):
                 os.close(fd)
@@ -191,6 +215,40 @@ class ForkServer:
         )
         self._sandboxes[sandbox.name] = sandbox
         self._selector.register(output_read, selectors.EVENT_READ, sandbox)
+
+    def _make_layer(self, request: dict[str, Any], fds: list[int]) -> None:
+        """Copy what a sandbox has written, or read or write an archive, in a process of its own."""
+        snapshot = request["snapshot"]
+        try:
+            if request["op"] == "archive":
+                pid = self._launcher.archive(snapshot, fds[0])
+            elif request["op"] == "extract":
+                pid = self._launcher.extract(snapshot, request["max_bytes"], fds[0])
+            else:
+                sandbox = self._sandboxes.get(request["id"])
+                if sandbox is None or sandbox.reason or not sandbox.supervisor:
+                    raise ProcessLookupError(errno.ESRCH, os.strerror(errno.ESRCH))
+                pid = self._launcher.copy(sandbox.monitor, snapshot, request["max_bytes"])
+        except OSError as e:
+            self._tell({"event": "done", "id": snapshot, "errno": e.errno})
+            return
+        finally:
+            for fd in fds:
+                os.close(fd)
+        self._jobs[pid] = _Job(request["op"], snapshot, time.monotonic() + _JOB_TIMEOUT_S)
+
+    def _end_job(self, job: _Job, status: int) -> None:
+        code, used = os.waitstatus_to_exitcode(status), 0
+        if code < 0:
+            code = errno.ETIMEDOUT  # nobody else has reason to send a signal
+        elif code and job.op != "copy":
+            code = errno.EIO  # tar's exit codes are no `errno`
+        if code == 0 and job.is_wanted:
+            usage = os.statvfs(f"{layers.FOLDER}/{job.snapshot}")
+            used = (usage.f_blocks - usage.f_bfree) * usage.f_frsize
+        elif job.op != "archive":
+            _drop(job.snapshot)
+        self._tell({"event": "done", "id": job.snapshot, "errno": code, "bytes": used})
 
     def _on_sandbox(self, sandbox: _Running, fd: int) -> None:
         if fd == sandbox.init_pidfd:
@@ -232,6 +290,7 @@ class ForkServer:
                     sandbox.request["limits"],
                     self._seccomp[sandbox.request["grouped"]],
                     self._tree.python,
+                    self._tree.profile,
                 )
             )
         sandbox.supervisor = pid
@@ -259,13 +318,15 @@ class ForkServer:
     def _reap(self) -> None:
         while True:
             try:
-                pid, _ = os.waitpid(-1, os.WNOHANG)
+                pid, status = os.waitpid(-1, os.WNOHANG)
             except ChildProcessError:
                 return
             if pid == 0:
                 return
             if pid == self._launcher.pid:
                 os._exit(1)  # the owner starts another fork server when it next needs one
+            if pid in self._jobs:
+                self._end_job(self._jobs.pop(pid), status)
             for sandbox in [s for s in self._sandboxes.values() if pid in s.alive]:
                 sandbox.alive.discard(pid)
                 if sandbox.alive:
@@ -295,19 +356,30 @@ class ForkServer:
         self._tell({"event": "ended", "id": sandbox.name, "reason": reason})
 
 
+def _drop(snapshot: str) -> None:
+    """Sandboxes that have it as a layer keep it: its memory is free when the last of them has ended."""
+    folder = f"{layers.FOLDER}/{snapshot}"
+    with contextlib.suppress(OSError):
+        linux.unmount(folder)
+    with contextlib.suppress(OSError):
+        os.rmdir(folder)  # noqa: PTH106
+
+
 def environment(tree: rootfs.Rootfs) -> dict[str, str]:
     """The environment of every program in a sandbox. Nothing of the host's own gets in."""
     path = "/usr/local/bin:/usr/bin:/bin"
     if tree.python:
         path = f"{rootfs.PYTHON_HOME}/bin:{path}"
+    if any(name.startswith(".local/bin/") for name in tree.profile.files):
+        path = f"{tree.home}/.local/bin:{path}"
     return {
-        "HOME": f"/home/{tree.user}",
-        "USER": tree.user,
-        "LOGNAME": tree.user,
+        "HOME": tree.home,
+        "USER": tree.profile.user,
+        "LOGNAME": tree.profile.user,
         "SHELL": "/bin/bash",
         "PATH": path,
-        "LANG": "C.UTF-8",
-        "TERM": "dumb",
+        "LANG": tree.profile.locale,
+        "TERM": tree.profile.term,
         # Python tells stale bytecode by size and whole seconds: an edit of the same length right after a run of the
         # tests would go unseen by the next.
         "PYTHONDONTWRITEBYTECODE": "1",

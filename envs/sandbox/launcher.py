@@ -9,6 +9,7 @@ Channel: a SOCK_SEQPACKET pair, one JSON message a packet, file descriptors besi
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gc
 import json
@@ -16,15 +17,15 @@ import os
 import resource
 import signal
 import socket
-from collections.abc import Sequence
-from typing import NoReturn
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
 
-from envs.sandbox import limits, linux, rootfs
+from envs.sandbox import layers, limits, linux, rootfs
+from envs.sandbox.realism.profile import FAKES, fakes
 from envs.sandbox.seccomp import build_filter
 
 _MESSAGE_BYTES = 4096
 _PACKET_FDS = 8
-_BWRAP = "/bwrap/bwrap"
 _SECCOMP_FD, _INFO_FD = 98, 99
 
 
@@ -50,12 +51,22 @@ class Launcher:
                 os._exit(1)
         theirs.close()
 
-    def start(self, disk_bytes: int, grouped: bool, streams: tuple[int, int, int], attach: Sequence[int]) -> int:
-        """Start a bubblewrap whose PID 1 is `rootfs.PID1`.
+    def start(
+        self,
+        disk_bytes: int,
+        grouped: bool,
+        snapshots: Sequence[str],
+        copied: str,
+        streams: tuple[int, int, int],
+        attach: Sequence[int],
+    ) -> int:
+        """Start a bubblewrap whose PID 1 is `Rootfs.pid1`.
 
         Args:
             disk_bytes: of all that the sandbox may write to its file system.
             grouped: whether it has control groups.
+            snapshots: what lies between the base state and what it writes, the newest last.
+            copied: a snapshot that it begins with a copy of instead; "": none.
             streams: file descriptors of standard input, of output and errors, and of what bubblewrap says of itself.
             attach: files of control groups into which it writes "0" first.
 
@@ -65,8 +76,41 @@ class Launcher:
         Raises:
             OSError: no more processes may be made.
         """
-        request = json.dumps({"disk_bytes": disk_bytes, "grouped": grouped}).encode()
-        socket.send_fds(self._channel, [request], [*streams, *attach])
+        request = {
+            "op": "start",
+            "disk_bytes": disk_bytes,
+            "grouped": grouped,
+            "snapshots": list(snapshots),
+            "copied": copied,
+        }
+        return self._ask(request, [*streams, *attach])
+
+    def copy(self, monitor: int, snapshot: str, max_bytes: int) -> int:
+        """Start to copy what a sandbox has written to a snapshot of its own.
+
+        Args:
+            monitor: the sandbox's bubblewrap.
+            snapshot: the new one.
+            max_bytes: that it may take.
+
+        Returns:
+            The process, a child of the caller's; its exit status is 0, or the `errno` of what went wrong.
+
+        Raises:
+            OSError: no more processes may be made.
+        """
+        return self._ask({"op": "copy", "monitor": monitor, "snapshot": snapshot, "max_bytes": max_bytes}, [])
+
+    def archive(self, snapshot: str, output: int) -> int:
+        """Start to write a layer as a tar archive to a file descriptor; else as `copy`."""
+        return self._ask({"op": "archive", "snapshot": snapshot}, [output])
+
+    def extract(self, snapshot: str, max_bytes: int, source: int) -> int:
+        """Start to make a layer from what `archive` wrote, in a sandbox of its own; else as `copy`."""
+        return self._ask({"op": "extract", "snapshot": snapshot, "max_bytes": max_bytes}, [source])
+
+    def _ask(self, request: dict[str, Any], fds: list[int]) -> int:
+        socket.send_fds(self._channel, [json.dumps(request).encode()], fds)
         answer = self._channel.recv(_MESSAGE_BYTES)
         if not answer:
             raise ConnectionError("the launcher of sandboxes has ended")
@@ -92,11 +136,11 @@ class _Server:
             if not data:
                 os._exit(0)
             request = json.loads(data)
-            arguments = self._arguments(request["disk_bytes"])
+            become = self._work(request, fds)
             try:
                 pid = linux.fork_for_parent()
                 if pid == 0:
-                    self._become_bwrap(request["disk_bytes"], request["grouped"], arguments, fds)
+                    become()
                 answer = {"pid": pid}
             except OSError as e:
                 answer = {"errno": e.errno}
@@ -104,7 +148,22 @@ class _Server:
                 os.close(fd)
             self._channel.send(json.dumps(answer).encode())
 
-    def _become_bwrap(self, disk_bytes: int, grouped: bool, arguments: list[str], fds: list[int]) -> NoReturn:
+    def _work(self, request: dict[str, Any], fds: list[int]) -> Callable[[], NoReturn]:
+        """What a child has to do: all that can be is prepared before the fork."""
+        match request["op"]:
+            case "start":
+                arguments = self._arguments(request["disk_bytes"], tuple(request["snapshots"]))
+                return functools.partial(self._become_bwrap, request, arguments, fds)
+            case "copy":
+                return functools.partial(layers.copy, request["monitor"], request["snapshot"], request["max_bytes"])
+            case "archive":
+                return functools.partial(layers.archive, request["snapshot"], fds[0])
+            case other:
+                assert other == "extract"
+                uid, size = self._tree.uid, request["max_bytes"]
+                return functools.partial(layers.extract, request["snapshot"], size, uid, fds[0])
+
+    def _become_bwrap(self, request: dict[str, Any], arguments: list[str], fds: list[int]) -> NoReturn:
         stdin, output, info, *attach = fds
         try:
             os.dup2(stdin, 0)
@@ -113,21 +172,19 @@ class _Server:
             for fd in attach:
                 os.write(fd, b"0")
             linux.unshare(linux.CLONE_NEWNS)
-            size = disk_bytes - limits.shm_bytes(disk_bytes)
-            # A file takes a page at least; without a bound, empty files would take kernel memory instead.
-            linux.mount(
-                "tmpfs",
-                "/disk",
-                "tmpfs",
-                linux.MS_NOSUID | linux.MS_NODEV,
-                f"mode=0755,size={size},nr_inodes={max(size // 4096, 64)}",
-            )
+            if self._tree.profile.uptime_s is not None:
+                with contextlib.suppress(OSError):  # a kernel without time namespaces
+                    linux.shift_clocks(self._tree.profile.uptime_s)
+            layers.mount("/disk", request["disk_bytes"] - limits.shm_bytes(request["disk_bytes"]))
             os.mkdir("/disk/upper", 0o755)  # noqa: PTH102
             os.mkdir("/disk/work", 0o755)  # noqa: PTH102
             uid = self._tree.uid
             if uid:
                 os.chown("/disk/upper", uid, uid)
                 os.chown("/disk/work", uid, uid)
+            if request["copied"]:
+                layers.copy_folder(f"{layers.FOLDER}/{request['copied']}", "/disk/upper")
+            if uid:
                 os.setgroups([])
                 os.setresgid(uid, uid, uid)
                 os.setresuid(uid, uid, uid)
@@ -137,32 +194,37 @@ class _Server:
                 os.set_inheritable(fd, False)
             os.dup2(info, _INFO_FD)
             program = os.memfd_create("seccomp")
-            os.write(program, self._seccomp[grouped])
+            os.write(program, self._seccomp[request["grouped"]])
             os.lseek(program, 0, os.SEEK_SET)
             os.dup2(program, _SECCOMP_FD)
             for fd in (_INFO_FD, _SECCOMP_FD):
                 os.set_inheritable(fd, True)  # dup2 of a number to itself changes nothing
-            os.execv(_BWRAP, arguments)
+            os.execv(rootfs.BWRAP, arguments)
         except OSError as e:
             os.write(2, str(e).encode())
         finally:
             os._exit(1)
 
-    @functools.cache  # noqa: B019 - there is one launcher, for as long as its process lives
-    def _arguments(self, disk_bytes: int) -> list[str]:
+    @functools.lru_cache(256)  # noqa: B019 - there is one launcher, for as long as its process lives
+    def _arguments(self, disk_bytes: int, snapshots: tuple[str, ...]) -> list[str]:
         """Bubblewrap's command line; made before the fork, since each page that a child touches has to be copied."""
+        profile = self._tree.profile
         # In an ordinary user's sandbox that user owns what root should: its modes protect nothing.
         kept = () if self._tree.uid else ("--ro-bind", "/skel/etc", "/etc", "--ro-bind", "/skel/opt", "/opt")
         settings = [word for name, value in self._environment.items() for word in ("--setenv", name, value)]
         return [
-            _BWRAP,
+            rootfs.BWRAP,
             *("--unshare-all", "--unshare-user", "--disable-userns", "--uid", "1000", "--gid", "1000"),
-            *("--hostname", self._tree.hostname, "--new-session", "--die-with-parent", "--as-pid-1"),
+            *("--hostname", self._tree.profile.hostname, "--new-session", "--die-with-parent", "--as-pid-1"),
             *("--cap-drop", "ALL", "--seccomp", str(_SECCOMP_FD), "--info-fd", str(_INFO_FD), "--clearenv", *settings),
-            *("--overlay-src", "/skel", "--overlay", "/disk/upper", "/disk/work", "/"),
+            *("--overlay-src", "/skel"),
+            *(word for snapshot in snapshots for word in ("--overlay-src", f"{layers.FOLDER}/{snapshot}")),
+            *("--overlay", "/disk/upper", "/disk/work", "/"),
             *kept,
             *rootfs.bwrap_binds(self._tree.python),
             *("--proc", "/proc", "--dev", "/dev"),
+            *(w for name in fakes(profile) for w in ("--ro-bind", f"{FAKES}/{name}", f"/proc/{name}")),
+            *(w for name in profile.devices for w in ("--symlink", "null", f"/dev/{name}")),
             *("--size", str(limits.shm_bytes(disk_bytes)), "--perms", "1777", "--tmpfs", "/dev/shm"),
-            *("--remount-ro", "/dev", "--chdir", "/", "--argv0", "/usr/bin/cat", "--", rootfs.PID1),
+            *("--remount-ro", "/dev", "--chdir", "/", "--argv0", profile.first_command, "--", self._tree.pid1),
         ]

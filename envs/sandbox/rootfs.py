@@ -7,6 +7,8 @@ fork server nor anything that would break out of a sandbox has the host's other 
     <base prefix>/bin, lib    the Python that runs the product, without its site-packages
     /skel                     lower layer of every sandbox's overlay: /etc, /home, /tmp, /opt/python (venv with pytest)
     /disk                     where each sandbox mounts its own tmpfs, the upper layer
+    /snapshots                a tmpfs for each snapshot (layers.py), a further lower layer of what starts from it
+    /fakes                    what lies over files of /proc (realism/profile.py)
     /bwrap, /dev, /proc, /tmp for bubblewrap itself
 """
 
@@ -21,11 +23,13 @@ from pathlib import Path
 from typing import Any
 
 from envs.sandbox import linux
+from envs.sandbox.realism.profile import FAKES, Profile, dress, spread_dates, write_fakes
 
 PYTHON_HOME = "/opt/python"
-PID1 = "/opt/pid1/cat"
-"""What holds a sandbox. Nobody may read it: the kernel then lets no program of the same user look into the process, or
-change it, by way of /proc/1. A program that could end PID 1 could make its own failure look like the machine's."""
+BWRAP = "/bwrap/bwrap"
+_PID1_FOLDER = "/opt/pid1"
+"""Of what holds a sandbox. Nobody may read it: the kernel then lets no program of the same user look into the process,
+or change it, by way of /proc/1. A program that could end PID 1 could make its own failure look like the machine's."""
 SITE_PACKAGES = f"{PYTHON_HOME}/lib/python{sys.version_info[0]}.{sys.version_info[1]}/site-packages"
 
 _SYSTEM = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
@@ -61,8 +65,7 @@ class Rootfs:
     """What to build. Paths are the host's."""
 
     workdir: str
-    user: str
-    hostname: str
+    profile: Profile
     uid: int
     """Owner of the sandbox user's files, in the fork server's user namespace."""
     bwrap: str
@@ -76,7 +79,18 @@ class Rootfs:
     def from_dict(cls, fields: dict[str, Any]) -> Rootfs:
         """From what `dataclasses.asdict` and JSON made of it."""
         site_files = tuple((a, b) for a, b in fields["site_files"])
-        return cls(**{**fields, "site_files": site_files, "hidden": tuple(fields["hidden"])})
+        profile = Profile.from_dict(fields["profile"])
+        return cls(**{**fields, "profile": profile, "site_files": site_files, "hidden": tuple(fields["hidden"])})
+
+    @property
+    def home(self) -> str:
+        """The user's."""
+        return f"/home/{self.profile.user}"
+
+    @property
+    def pid1(self) -> str:
+        """What holds a sandbox: a copy of `cat`, under the name that it is to have."""
+        return f"{_PID1_FOLDER}/{self.profile.first_process}"
 
 
 def python_folders() -> list[str]:
@@ -95,6 +109,12 @@ def bound_folders(python: bool) -> list[str]:
 def bwrap_binds(python: bool) -> list[str]:
     """The part of bubblewrap's command line that puts the host's programs into a sandbox."""
     return [word for folder in bound_folders(python) for word in ("--ro-bind", folder, folder)]
+
+
+def bwrap_links() -> list[str]:
+    """And what is a symbolic link into /usr where /usr is merged."""
+    paths = [Path("/") / name for name in _SYSTEM]
+    return [word for p in paths if p.is_symlink() for word in ("--symlink", str(p.readlink()), str(p))]
 
 
 def _system_folders() -> list[str]:
@@ -129,10 +149,11 @@ def build(rootfs: Rootfs, root: str) -> None:
     for name in _DEVICES:
         (top / "dev" / name).touch()
         linux.mount(f"/dev/{name}", str(top / "dev" / name), None, linux.MS_BIND)
-    for name in ("disk", "proc", "tmp"):
+    for name in ("disk", "proc", "snapshots", "tmp"):
         (top / name).mkdir()
     linux.mount("proc", str(top / "proc"), "proc", linux.MS_NOSUID | linux.MS_NODEV | linux.MS_NOEXEC)
     _copy_bwrap(top / "bwrap", Path(rootfs.bwrap))
+    write_fakes(top / FAKES.lstrip("/"), rootfs.profile)
     _build_skeleton(top / "skel", rootfs)
     for name in ("etc", "opt"):
         (top / name).symlink_to(f"skel/{name}")
@@ -188,16 +209,17 @@ def _build_skeleton(skel: Path, rootfs: Rootfs) -> None:
     _write_etc(skel / "etc", rootfs)
     if rootfs.python:
         _build_python(skel, rootfs)
-    pid1 = skel / PID1.lstrip("/")
+    pid1 = skel / rootfs.pid1.lstrip("/")
     pid1.parent.mkdir(parents=True)
     shutil.copy("/usr/bin/cat", pid1)
     pid1.chmod(0o111)
-    home = skel / "home" / rootfs.user
+    home = skel / rootfs.home.lstrip("/")
     if Path("/etc/skel").is_dir():
         shutil.copytree("/etc/skel", home, symlinks=True)
     workdir = skel / rootfs.workdir.lstrip("/")
     workdir.mkdir(parents=True, exist_ok=True)
     home.mkdir(exist_ok=True)
+    dress(skel, rootfs.home, rootfs.profile)
     # Overlayfs itself must be able to read PID 1's program: as for writing, its owner needs a number in the sandbox.
     owned = [home, *home.rglob("*"), workdir, pid1]
     # Overlayfs copies a folder up when something below it is first written. It cannot (EOVERFLOW) where the owner has
@@ -206,6 +228,7 @@ def _build_skeleton(skel: Path, rootfs: Rootfs) -> None:
     owned += [path for path in workdir.parents if path.is_relative_to(skel) and path != skel]
     for path in owned:
         os.chown(path, rootfs.uid, rootfs.uid, follow_symlinks=False)
+    spread_dates(skel, rootfs.profile)
 
 
 def _write_etc(etc: Path, rootfs: Rootfs) -> None:
@@ -219,13 +242,13 @@ def _write_etc(etc: Path, rootfs: Rootfs) -> None:
             )
         elif source.is_file():
             shutil.copy(source, target)
-    user, home = rootfs.user, f"/home/{rootfs.user}"
+    user, home, hostname = rootfs.profile.user, rootfs.home, rootfs.profile.hostname
     texts = {
         "passwd": f"root:x:0:0:root:/root:/bin/bash\n{user}:x:1000:1000:{user}:{home}:/bin/bash\n"
         "nobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin\n",
         "group": f"root:x:0:\ntty:x:5:\n{user}:x:1000:\nnogroup:x:65534:\n",
-        "hostname": f"{rootfs.hostname}\n",
-        "hosts": f"127.0.0.1\tlocalhost\n127.0.1.1\t{rootfs.hostname}\n::1\tlocalhost ip6-localhost\n",
+        "hostname": f"{hostname}\n",
+        "hosts": f"127.0.0.1\tlocalhost\n127.0.1.1\t{hostname}\n::1\tlocalhost ip6-localhost\n",
         "resolv.conf": "nameserver 127.0.0.53\n",
         "gitconfig": "",
     }

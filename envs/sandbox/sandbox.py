@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import socket
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
-from composer.contract import ExecResult, SandboxLimits, SandboxStats
+from composer.contract import ExecResult, SandboxLimits, SandboxStats, Snapshot
 from composer.errors import SandboxError, SandboxStartError
 from envs.sandbox import frames
 from envs.sandbox.control import ForkServerClient
@@ -21,6 +22,25 @@ _ANSWER_S = 15.0
 _COLLECT_S = 45.0
 """For the files of a sandbox to be read, on top of that: there may be many."""
 _END_S = 10.0
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.E2BIG, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
+
+
+class Keeper(Protocol):
+    """What a sandbox needs of the backend that started it."""
+
+    async def keep(self, name: str, limits: SandboxLimits) -> Snapshot:
+        """Make a snapshot of the sandbox `name`, which has these limits."""
+        ...
+
+    async def start(
+        self, files: Mapping[str, bytes], limits: SandboxLimits, *, image: str = "", base: Snapshot | None = None
+    ) -> BubblewrapSandbox:
+        """See `composer.contract.SandboxBackend`."""
+        ...
+
+    async def drop(self, snapshot: Snapshot) -> None:
+        """See `composer.contract.SandboxBackend`."""
+        ...
 
 
 class BubblewrapSandbox:
@@ -35,10 +55,13 @@ class BubblewrapSandbox:
         server: ForkServerClient,
         channel: socket.socket,
         group: ControlGroup | None,
+        keeper: Keeper,
+        num_sleepers: int,
     ) -> None:
-        """The fork server is about to be asked for it."""
+        """The fork server is about to be asked for it; `keeper` is the backend, the sleepers are the profile's."""
         self.id, self.workdir = id, workdir
         self._name, self._limits, self._server, self._channel, self._group = name, limits, server, channel, group
+        self._keeper, self._num_sleepers = keeper, num_sleepers
         self._waiting: list[asyncio.Future[None]] = []
         self._reason, self._lost = "", ""
         self._is_busy = False
@@ -145,6 +168,37 @@ class BubblewrapSandbox:
             start += size
         return found
 
+    async def snapshot(self) -> Snapshot:
+        """Keep the file system as it is now: a copy of what the sandbox has written since it started.
+
+        Raises:
+            OSError: ENOSPC: the snapshots of this backend would be over `snapshot_bytes`; E2BIG: more than 100,000
+                files, or deeper than 1000 folders.
+            SandboxError: the sandbox is gone or does not answer.
+        """
+        self._check()
+        try:
+            return await self._keeper.keep(self._name, self._limits)
+        except OSError as e:
+            if self._reason or e.errno not in _NO_ROOM:
+                await self._wait_for_end(1.0)
+                raise SandboxError(f"sandbox {self.id} could not be copied: {self._reason or e}") from e
+            raise
+
+    async def fork(self) -> BubblewrapSandbox:
+        """A second sandbox, with the limits of this one, that starts from its files as they are now.
+
+        Raises:
+            OSError: as of `snapshot`.
+            SandboxError: the sandbox is gone or does not answer.
+            SandboxStartError: the second one could not start.
+        """
+        snapshot = await self.snapshot()
+        try:
+            return await self._keeper.start({}, self._limits, base=snapshot)
+        finally:
+            await self._keeper.drop(snapshot)
+
     async def stats(self) -> SandboxStats:
         """What was used so far.
 
@@ -159,9 +213,8 @@ class BubblewrapSandbox:
             usage = self._group.usage()
         except OSError as e:
             raise self._gone() from e
-        return SandboxStats(
-            usage.peak_memory_bytes, usage.cpu_seconds, max(0, usage.num_processes - OVERHEAD_PROCESSES + 1)
-        )
+        ours = OVERHEAD_PROCESSES - 1 + self._num_sleepers
+        return SandboxStats(usage.peak_memory_bytes, usage.cpu_seconds, max(0, usage.num_processes - ours))
 
     async def stop(self) -> None:
         """End every process and remove every trace. Idempotent; raises nothing."""

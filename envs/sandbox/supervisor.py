@@ -23,6 +23,8 @@ from typing import Any, NoReturn
 
 from envs.sandbox import frames, limits, linux, warm
 from envs.sandbox.programs import Inside, Result, execute, kill_others, run_program
+from envs.sandbox.realism import network
+from envs.sandbox.realism.profile import Profile
 from envs.sandbox.shell import PersistentShell
 
 _SANDBOX_NAMESPACES = (
@@ -61,6 +63,7 @@ class Assignment:
     limits: dict[str, int]
     seccomp: bytes
     warm: bool
+    profile: Profile
 
 
 def run(assignment: Assignment) -> NoReturn:
@@ -101,7 +104,13 @@ def _join(assignment: Assignment) -> tuple[int, int]:
     namespace = os.stat(f"{assignment.init_pid}/ns/pid", dir_fd=proc).st_ino  # the sandbox's user may not look
     if os.getuid() == 0 and Path("/proc/self/setgroups").read_text().strip() == "allow":
         os.setgroups([])
-    linux.setns(assignment.init_pidfd, _SANDBOX_NAMESPACES)
+    if assignment.profile.network is not None:
+        # The network belongs to a user namespace around the sandbox's own: this has to come first.
+        linux.setns(assignment.init_pidfd, linux.CLONE_NEWNET)
+        with contextlib.suppress(OSError):  # a kernel without such interfaces
+            network.configure(assignment.profile.network)
+    shifted = assignment.profile.uptime_s is not None and os.path.exists("/proc/self/ns/time")  # noqa: PTH110
+    linux.setns(assignment.init_pidfd, _SANDBOX_NAMESPACES | (linux.CLONE_NEWTIME if shifted else 0))
     os.close(assignment.init_pidfd)
     os.setresgid(_UID, _UID, _UID)
     os.setresuid(_UID, _UID, _UID)
@@ -119,12 +128,15 @@ def _join(assignment: Assignment) -> tuple[int, int]:
 
 def _look_around(assignment: Assignment, proc: int, namespace: int) -> Inside:
     watched = assignment.members < 0
+    own_name = linux.own_name()
+    sleepers = {linux.start_sleeper(name) for name in assignment.profile.processes}
+    linux.set_name(own_name)
 
     def members() -> set[int]:
         if not watched:
-            return limits.members_of(assignment.members)
+            return limits.members_of(assignment.members) - sleepers
         pids = (int(name) for name in os.listdir(proc) if name.isdigit() and _namespace(proc, name) == namespace)  # noqa: PTH208
-        return {assignment.init_pid, *pids}
+        return {assignment.init_pid, *pids} - sleepers
 
     def prepare_child() -> None:
         # A process that others of its user may look into, as usual; /proc/self is closed to it otherwise.

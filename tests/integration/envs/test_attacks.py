@@ -12,6 +12,7 @@ import pytest
 
 from composer.types import Split
 from envs.grading.pytest_grader import PytestGrader
+from envs.sandbox.realism.load import load_profile
 from envs.tasks.micro import MicroTaskset
 
 TASKSET = MicroTaskset()
@@ -105,13 +106,14 @@ def test_an_honest_solution_may_spawn_processes(grade):
 SPY = """
 import gc, os, sys, types
 def scale_row(a, b):
+    crowd = CROWD
     files = [(folder, name) for folder, _, names in os.walk("/") for name in names]
     fds = os.listdir("/proc/self/fd")[:-1]  # the last is of the list itself
     found = {
         "files": [f for f in files if "hidden" in f[1] and not f[0].startswith(("/proc", "/usr"))],
         "modules": [n for n in sys.modules if n.startswith(("test_", "composer", "envs"))],
         "functions": [f for f in gc.get_objects() if isinstance(f, types.FunctionType) and f.__name__ == "check"],
-        "processes": sorted(open(f"/proc/{pid}/comm").read().strip() for pid in os.listdir("/proc") if pid.isdigit()),
+        "processes": sorted({open(f"/proc/{p}/comm").read()[:-1] for p in os.listdir("/proc") if p.isdigit()} - crowd),
         "descriptors": sorted(os.readlink(f"/proc/self/fd/{fd}").split(":")[0] for fd in fds),
         "here": sorted(os.listdir()),
         "variables": [n for n in os.environ if n.startswith(("COMPOSER", "PYTEST"))],
@@ -121,10 +123,11 @@ def scale_row(a, b):
 
 
 def test_there_is_nothing_to_find_beside_the_solution(grade):
-    verdict = grade(SPY)
+    crowd = {name[:15] for name in load_profile("developer").processes}  # what a kernel keeps of a name
+    verdict = grade(SPY.replace("CROWD", repr(crowd)))
     found = verdict.details["reason"].partition("Exception: ")[2].rpartition(" (line")[0]
     assert found.replace("'", '"') == (
-        '{"files": [], "modules": [], "functions": [], "processes": ["cat", "python3.11"], '
+        '{"files": [], "modules": [], "functions": [], "processes": ["python3.11", "systemd"], '
         '"descriptors": ["/dev/null", "/dev/null", "/dev/null", "/dev/null", "socket"], '
         '"here": ["README.md", "main.py", "test_main.py"], "variables": []}'
     )

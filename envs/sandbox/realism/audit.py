@@ -1,0 +1,40 @@
+"""Runs the probe in a sandbox and says, tell by tell, what gives it away."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from composer.contract import Finding, Sandbox
+from composer.errors import SandboxError
+from envs.sandbox.realism.tells import Remedy, judge, parse
+
+PROBE = Path(__file__).with_name("probe.sh")
+TIMEOUT_S = 60.0
+
+
+async def audit(sandbox: Sandbox) -> list[Finding]:
+    """Look at a sandbox as a program in it would.
+
+    Returns:
+        A finding a tell, `ok` if it does not give it away; `required` are those by which backends are compared.
+
+    Raises:
+        SandboxError: the probe did not run to its end.
+    """
+    # In the persistent shell: it is where the agent's own commands run, and has what they have.
+    await sandbox.write("/tmp/.probe", PROBE.read_bytes())
+    result = await sandbox.shell("sh /tmp/.probe; rm -f /tmp/.probe", timeout_s=TIMEOUT_S)
+    facts = parse(result.output.decode(errors="replace"))
+    if result.timed_out or "memory_limit" not in facts:
+        shown = " ".join(result.output[-300:].decode(errors="replace").split())
+        raise SandboxError(f"the probe of sandbox {sandbox.id} ended early (exit code {result.exit_code}): {shown}")
+    return [
+        Finding(
+            verdict.tell.name,
+            not verdict.shown,
+            verdict.shown or "looks like a computer's",
+            "" if verdict.tell.remedy is Remedy.NEVER else str(verdict.tell.remedy),
+            required=not verdict.tell.is_further,
+        )
+        for verdict in judge(facts)
+    ]
