@@ -1,4 +1,4 @@
-"""Bind plain data to the frozen dataclasses of `schema.py`, strictly, and say what to type instead.
+"""Bind plain data to the frozen dataclasses of `schema/`, strictly, and say what to type instead.
 
 This is the second merge of a composed config. OmegaConf cannot do it: it refuses to merge into nested frozen
 dataclasses, turns "8" into 8 and 1.0 into 1 where that is asked for, and knows nothing of ranges. Here a key that

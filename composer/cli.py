@@ -1,4 +1,4 @@
-"""The command: `composer [plan|doctor] [overrides]`, with Hydra's own flags in front of and behind the word.
+"""The command: `composer [plan|doctor|audit|tasks check] [overrides]`, with Hydra's own flags around the word.
 
 Nothing heavy is imported here: a plan for a trillion parameters must print at once, on any machine.
 """
@@ -27,9 +27,10 @@ from composer.errors import ComposerError, ConfigError, MachineError, ResumeErro
 from composer.interrupts import as_process
 from composer.jobs import INTERRUPTED, run_resumed, run_single
 from composer.multirun import run_sweep
+from composer.schema import Config
 from composer.streams import answering, give_up_failed, open_closed, say, say_error
 
-COMMANDS = ("plan", "doctor", "run")
+COMMANDS = ("plan", "doctor", "audit", "tasks", "run")
 _TAKES_VALUE = ("--config-name", "-cn", "--config-dir", "-cd", "--config-path", "-cp", "--package", "-p", "--cfg", "-c")
 _INFO_CHOICES = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
 
@@ -99,19 +100,40 @@ def _dispatch(argv: list[str]) -> int:
             with answering():
                 return _show(session, args, overrides)
         folder = _resume_value(overrides)
-        if command == "doctor":
+        if look := _LOOKS.get(command):
             if args.multirun:
-                raise ConfigError("--multirun", True, "`composer doctor` looks at one config at a time: leave out -m")
-            from composer.doctor import doctor
-
+                remedy = f"`composer {command}` looks at one config at a time: leave out -m"
+                raise ConfigError("--multirun", True, remedy)
             config = session.compose(overrides).config
             with answering():
-                return doctor(config)
+                return look(config)
         if folder is not None:
             return run_resumed(session, command, folder, overrides, multirun=args.multirun)
         if args.multirun or _asks_for_multirun(session, overrides):
             return run_sweep(session, command, overrides)
         return run_single(session, command, overrides)
+
+
+def _doctor(config: Config) -> int:
+    from composer.doctor import doctor
+
+    return doctor(config)
+
+
+def _audit(config: Config) -> int:
+    from composer.audit import audit
+
+    return audit(config)
+
+
+def _tasks(config: Config) -> int:
+    from composer.tasks import check_tasks
+
+    return check_tasks(config)
+
+
+_LOOKS = {"doctor": _doctor, "audit": _audit, "tasks": _tasks}
+"""Commands that look at a config and answer."""
 
 
 def split_command(argv: Sequence[str]) -> tuple[str, list[str]]:
@@ -122,8 +144,14 @@ def split_command(argv: Sequence[str]) -> tuple[str, list[str]]:
         ('plan', ['--cfg', 'job', 'seed=1'])
     """
     for i, word in enumerate(argv):
-        if word in COMMANDS and (i == 0 or argv[i - 1] not in _TAKES_VALUE):
-            return word, [*argv[:i], *argv[i + 1 :]]
+        if word not in COMMANDS or (i > 0 and argv[i - 1] in _TAKES_VALUE):
+            continue
+        rest = list(argv[i + 1 :])
+        if word == "tasks" and rest[:1] != ["--help"]:
+            if rest[:1] != ["check"]:
+                raise ConfigError("tasks", " ".join(rest[:1]), "write `composer tasks check [overrides]`")
+            rest = rest[1:]
+        return word, [*argv[:i], *rest]
     return "run", list(argv)
 
 

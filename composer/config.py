@@ -16,7 +16,7 @@ import yaml
 
 from composer.binding import bind
 from composer.errors import ConfigError
-from composer.schema import Config, SourceConfig, Stage
+from composer.schema import Config, SourceConfig, Stage, TargetConfig
 from composer.tracking.names import anchored_uri
 
 CONFIG_FILE = "config.yaml"
@@ -74,6 +74,10 @@ def load(run_dir: Path) -> Config:
     return bind(Config, data if data is not None else {}, origin=lambda key: f" (in {path})")
 
 
+_PATH_ARGUMENTS = ("path", "corpus", "checked")
+"""Arguments of tasksets and tools that name a file or a folder."""
+
+
 def anchored(config: Config, base: Path | None = None) -> Config:
     """`config` with its relative paths made absolute, since other processes and a resumed run start elsewhere.
 
@@ -93,11 +97,17 @@ def anchored(config: Config, base: Path | None = None) -> Config:
         name: replace(phase, sources={n: source(s) for n, s in phase.sources.items()})
         for name, phase in config.mix.phases.items()
     }
-    model, sync, tracking = config.model, config.weight_sync, config.tracking
+
+    def target(t: TargetConfig) -> TargetConfig:
+        named = {name: absolute(t.args[name]) for name in _PATH_ARGUMENTS if isinstance(t.args.get(name), str)}
+        return replace(t, args={**t.args, **named}) if named else t
+
+    model, sync, tracking, env = config.model, config.weight_sync, config.tracking, config.env
     return replace(
         config,
         run_root=str(absolute(config.run_root)),
         model=replace(model, checkpoint=absolute(model.checkpoint), tokenizer=absolute(model.tokenizer)),
+        env=replace(env, taskset=target(env.taskset), tools={name: target(t) for name, t in env.tools.items()}),
         mix=replace(config.mix, phases=phases, codebase=source(config.mix.codebase)),
         weight_sync=replace(sync, directory=absolute(sync.directory)),
         tracking=replace(tracking, uri=tracking.uri and anchored_uri(tracking.uri, base)),

@@ -237,6 +237,17 @@ class SandboxBackend(Protocol):
         """What this machine has and lacks for this backend. Starts and stops one real sandbox; raises nothing."""
         ...
 
+    async def audit(self) -> list[Finding]:
+        """What gives a sandbox away to a program in it that looks closely: a finding a tell, `ok` if it does not.
+
+        `required` are the tells by which backends are compared. Starts and stops one real sandbox.
+
+        Raises:
+            SandboxStartError: it could not start.
+            SandboxError: it failed under the probe.
+        """
+        ...
+
     def sweep(self) -> int:
         """Remove what killed runs left behind (processes, cgroups, folders); never touches a live run's.
 
@@ -257,7 +268,12 @@ class ToolResult:
 
 @runtime_checkable
 class Tool(Protocol):
-    """A tool as the model knows it."""
+    """A tool as the model knows it.
+
+    One that keeps something for an episode may have `final(sandbox)`, a list of dataclasses that goes into the
+    trajectory's metadata under the tool's name when the agent has ended. One that needs something of a sandbox may have
+    `async check(sandbox)`, which is asked in a fresh one before a run starts and raises a `ToolError`.
+    """
 
     name: str
     description: str
@@ -269,6 +285,7 @@ class Tool(Protocol):
 
         Raises:
             SandboxError: the sandbox failed.
+            ToolError: something outside of the sandbox that the tool needs failed.
         """
         ...
 
@@ -277,7 +294,8 @@ class Taskset(Protocol):
     """A deterministic, possibly endless sequence of tasks.
 
     A taskset that knows right solutions may have `reference(task) -> dict[str, bytes]`, the files of one: a run is then
-    refused before it starts if the graders do not accept it.
+    refused before it starts if the graders do not accept it. One whose tasks have their base state in an image may have
+    `solver(task) -> tuple[dict[str, bytes], str] | None` instead: files and a shell command that solve a task.
     """
 
     name: str

@@ -182,7 +182,7 @@ class _Stage:
         limits = SandboxLimits(**{n: v for n, v in settings.items() if n != _TIME})  # type: ignore[arg-type]
         try:
             async with asyncio.timeout(settings[_TIME]):
-                sandbox = await self.backend.start(self.task.files, limits)
+                sandbox = await self.backend.start(self.task.files, limits, image=self.task.image)
                 try:
                     for number, call in enumerate(self.calls):
                         result = await call_tool(self.tools[call.name], call, sandbox)

@@ -12,12 +12,14 @@ import itertools
 import json
 import logging
 import os
+import random
 import socket
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from composer import config as config_files
+from composer.contract import Tool
 from composer.instantiate import instantiate
 from composer.layout import Layout
 from composer.rehearsal import check_lengths
@@ -26,7 +28,7 @@ from composer.rollout.chat import TEMPLATES, Chat, install_template
 from composer.rollout.episode import Env, EnvSettings, Rubric
 from composer.rollout.generator import GeneratorPool, Replica
 from composer.rollout.parts import BlockedLoop, make_task
-from composer.rollout.sessions import record_sessions, render_session, session_text
+from composer.rollout.sessions import Session, record_sessions, render_session, session_text
 from composer.rundir import find_plugins
 from composer.schema import ChatTemplate, Config, SourceKind, Stage, TargetConfig
 from composer.types import Generation, Group, Split
@@ -269,7 +271,7 @@ class EnvWorker:
         texts: list[str] = []
         if env.chat_template is not ChatTemplate.own:
             template = TEMPLATES[env.chat_template]
-            texts = [session_text(s, template, self.tools, env.system_prompt) for s in sessions]
+            texts = [session_text(s, template, *self._prompt_of(s)) for s in sessions]
         prepare_tokenizer(config, self.layout.tokenizer, texts)
         if env.chat_template is not ChatTemplate.own:
             install_template(self.layout.tokenizer, env.chat_template)
@@ -278,12 +280,18 @@ class EnvWorker:
         lengths, turns = [], []
         with half.open("w", encoding="utf-8") as file:
             for session in sessions:
-                ids, mask = render_session(session, chat, self.tools, env.system_prompt)
+                ids, mask = render_session(session, chat, *self._prompt_of(session))
                 lengths.append(len(ids))
                 turns.append(max(sum(run) for _, run in itertools.groupby(mask)))
                 file.write(json.dumps({"token_ids": ids, "loss_mask": mask, "task": session.task_id}) + "\n")
         check_lengths(config, lengths, turns)
         half.replace(self.layout.sessions)
+
+    def _prompt_of(self, session: Session) -> tuple[list[Tool], str]:
+        """The tools and the system prompt that a session begins with."""
+        if has_prompt(self.config, session.task_id):
+            return self.tools, self.config.env.system_prompt
+        return [], ""
 
     def _count_recorded(self, count: int) -> None:
         self._num_recorded = count
@@ -309,6 +317,8 @@ class EnvWorker:
             f"set run_root, which is {self.config.run_root!r}, to a folder that sandboxes do not see"
         )
         await preflight.check_sight(private, self.backend, self.settings.limits)
+        image = make_task(self.taskset, Split.TRAIN, 0).image
+        await preflight.check_tools(self.tools, self.backend, self.settings.limits, image)
         await preflight.check_tasks(self.taskset, self.rubric, self.backend, self.settings.episode_timeout_s)
 
     async def connect(self, replicas: Mapping[str, Any]) -> None:
@@ -348,7 +358,11 @@ class EnvWorker:
                 stop_token_ids=[self.chat.end_token_id],
             )
 
-        return await self.env.run_group(task, group_id, size, generate, generators.release)
+        if split is Split.EVALUATION:
+            with_prompt = not self.config.evaluation.no_prompt
+        else:
+            with_prompt = has_prompt(self.config, group_id)
+        return await self.env.run_group(task, group_id, size, generate, generators.release, with_prompt)
 
     def _watch_loop(self) -> None:
         if self._watch is None:
@@ -370,3 +384,8 @@ def wants_sessions(config: Config) -> bool:
     """Whether a phase that is to be trained reads the scripted expert's sessions."""
     phases = config.mix.phases.values() if Stage.pretrain in config.stages else ()
     return any(source.kind is SourceKind.sessions for phase in phases for source in phase.sources.values())
+
+
+def has_prompt(config: Config, name: str) -> bool:
+    """Whether a training group or a session begins with the system message: the same for ever for a name."""
+    return random.Random(f"{config.seed}/{name}").random() >= config.env.prompt_dropout

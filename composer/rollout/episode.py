@@ -9,7 +9,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from composer.contract import Grader, Sandbox, SandboxBackend, SandboxLimits, Taskset, Tool
@@ -75,6 +75,7 @@ async def run_episode(
     timeout_s: float,
     group_id: str,
     episode_id: str,
+    with_prompt: bool = True,
 ) -> Trajectory:
     """Run the agent in a sandbox of its own, then grade what it left behind.
 
@@ -93,12 +94,13 @@ async def run_episode(
         timeout_s: wall time of the agent, and again of the grading; see `Rubric.grade`.
         group_id: the group this episode belongs to.
         episode_id: its own name.
+        with_prompt: whether the conversation begins with the system message.
 
     Returns:
         The record, whatever happened; only cancellation comes out as an exception, after the sandbox is stopped.
     """
     start = time.monotonic()
-    conversation = harness.open(task.request)
+    conversation = harness.open(task.request, with_prompt)
     t = Trajectory(
         task_id=task.id,
         group_id=group_id,
@@ -107,14 +109,16 @@ async def run_episode(
         messages=conversation.messages,
         outcome=Outcome.INFRASTRUCTURE_ERROR,
         reward=None,
+        metadata={} if with_prompt else {"no_prompt": True},
     )
     clock = ToolClock()
     phase = "the agent"
     try:
         async with asyncio.timeout(timeout_s):
-            sandbox = await backend.start(task.files, limits)
+            sandbox = await backend.start(task.files, limits, image=task.image)
             try:
                 outcome = await harness.run(conversation, sandbox, generate, episode_id, clock)
+                t.metadata |= _kept_by_tools(harness, sandbox)
                 finished = outcome is Outcome.FINISHED
                 files = await _collect(task, sandbox, limits) if finished else f"the episode ended with {outcome}"
             finally:
@@ -148,13 +152,21 @@ async def run_episode(
     return t
 
 
+def _kept_by_tools(harness: Harness, sandbox: Sandbox) -> dict[str, Any]:
+    """What tools have kept for the episode, by their names: a to-do list, for one."""
+    kept = {name: tool.final(sandbox) for name, tool in harness.tools.items() if hasattr(tool, "final")}  # pyright: ignore[reportAttributeAccessIssue]
+    return {name: [asdict(item) for item in items] for name, items in kept.items() if items}
+
+
 async def _collect(task: Task, sandbox: Sandbox, limits: SandboxLimits) -> dict[str, bytes] | str:
     """The files left behind, or why there are none to grade.
 
     All that fits on the agent's disk would not fit into memory several times, here and in the grading sandbox.
     """
+    # A task in an image has its files there, and what they are is not known here.
+    known = sum(map(len, task.files.values())) if not task.image else limits.disk_bytes
     try:
-        return await sandbox.files(sum(map(len, task.files.values())) + limits.disk_bytes // COLLECTED_SHARE)
+        return await sandbox.files(known + limits.disk_bytes // COLLECTED_SHARE)
     except OSError as error:
         return f"the files left behind cannot be collected: {error.strerror or error}"
 
@@ -218,6 +230,7 @@ class Env:
         size: int,
         generate: Generate,
         release: Callable[[str], None] | None = None,
+        with_prompt: bool = True,
     ) -> Group:
         """Run sibling episodes of a task; failed ones are in the group with their cause.
 
@@ -227,11 +240,12 @@ class Env:
             size: how many episodes.
             generate: asks the policy.
             release: told each episode's name when the policy is not needed for it any more.
+            with_prompt: whether the episodes begin with the system message; all siblings do, or none.
         """
         async with asyncio.TaskGroup() as siblings:
             running = [
-                siblings.create_task(self.run_episode(task, group_id, f"{group_id}/{i}", generate, release))
-                for i in range(size)
+                siblings.create_task(self.run_episode(task, group_id, name, generate, release, with_prompt))
+                for name in (f"{group_id}/{i}" for i in range(size))
             ]
         return Group(group_id, task.id, [episode.result() for episode in running])
 
@@ -242,6 +256,7 @@ class Env:
         episode_id: str,
         generate: Generate,
         release: Callable[[str], None] | None = None,
+        with_prompt: bool = True,
     ) -> Trajectory:
         """Run one episode when one of `concurrency` places is free; see `run_episode` of this module."""
         async with self._slots:
@@ -256,6 +271,7 @@ class Env:
                     timeout_s=self.settings.episode_timeout_s,
                     group_id=group_id,
                     episode_id=episode_id,
+                    with_prompt=with_prompt,
                 )
             finally:
                 if release is not None:

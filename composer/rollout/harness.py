@@ -84,6 +84,11 @@ class _TimedSandbox:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._sandbox, name)
 
+    @property
+    def unwrapped(self) -> Sandbox:
+        """The sandbox itself, the same in every call of an episode: what tools remember is kept by it."""
+        return self._sandbox
+
     async def shell(self, *args: Any, **kwargs: Any) -> ExecResult:
         with self._clock.command():
             return await self._sandbox.shell(*args, **kwargs)
@@ -101,8 +106,10 @@ class Harness:
         self.chat, self.system_prompt, self.limits = chat, system_prompt, limits
         self.tools = {tool.name: tool for tool in tools}
 
-    def open(self, request: str) -> Conversation:
-        """A conversation that starts with the request."""
+    def open(self, request: str, with_prompt: bool = True) -> Conversation:
+        """A conversation that starts with the request, after a system message or without one."""
+        if not with_prompt:
+            return Conversation(self.chat, [], "", request)
         return Conversation(self.chat, list(self.tools.values()), self.system_prompt, request)
 
     async def run(

@@ -33,6 +33,8 @@ async def check_tasks(taskset: Taskset, rubric: Rubric, backend: SandboxBackend,
     """
     for split in Split:
         task = make_task(taskset, split, 0)
+        if task.image:  # its untouched files are in there: `composer tasks check` looks at such tasks
+            continue
         nobody = Trajectory(task.id, "check", "check", [], [], Outcome.FINISHED, None)
         await rubric.grade(task, task.files, backend, nobody, timeout_s)
         reference = _reference(taskset, task)
@@ -45,6 +47,24 @@ async def check_tasks(taskset: Taskset, rubric: Rubric, backend: SandboxBackend,
                 f"taskset {taskset.name!r}: the untouched files of task {task.id} get the full reward of {most:g}, so "
                 "there is nothing to learn: break its `files`, or make the graders tell right from wrong"
             )
+
+
+async def check_tools(tools: Iterable[Any], backend: SandboxBackend, limits: SandboxLimits, image: str) -> None:
+    """Ask tools that need something of a sandbox, in one that no agent has been in.
+
+    Raises:
+        ToolError: it is not there: what then broke in episodes would look like the agents' doing.
+        SandboxError: the sandbox failed.
+    """
+    asked = [tool for tool in tools if hasattr(tool, "check")]
+    if not asked:
+        return
+    sandbox = await backend.start({}, limits, image=image)
+    try:
+        for tool in asked:
+            await tool.check(sandbox)
+    finally:
+        await sandbox.stop()
 
 
 async def _check(

@@ -55,7 +55,7 @@ async def record_session(
         ToolError: a tool broke its contract, or all calls together took longer than `timeout_s`.
     """
     by_name, clock = {tool.name: tool for tool in tools}, ToolClock()
-    sandbox = await backend.start(task.files, limits)
+    sandbox = await backend.start(task.files, limits, image=task.image)
     try:
         async with asyncio.timeout(timeout_s):
             observations, _ = await execute(calls, by_name, sandbox, max_observation_bytes, clock)

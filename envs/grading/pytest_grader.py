@@ -24,7 +24,7 @@ import socket
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -79,7 +79,8 @@ class PytestGrader:
         """Choose what a run of the tests may use.
 
         Args:
-            timeout_s: wall time of the tests, in seconds; tests that take longer have failed.
+            timeout_s: wall time of the tests, in seconds; tests that take longer have failed. A task may name its own
+                in `metadata["timeout_s"]`.
             memory_bytes: memory of a grading sandbox.
             concurrency: gradings at a time; each has a sandbox, or two (see this module's first lines).
             memoise: grade equal files once.
@@ -97,14 +98,9 @@ class PytestGrader:
             if value < least:
                 raise ValueError(f"`{name}` must be at least {least}, but is {value} instead")
         self.timeout_s = timeout_s
-        self.limits = SandboxLimits(
-            memory_bytes=memory_bytes,
-            disk_bytes=min(SandboxLimits.disk_bytes, memory_bytes // 2),
-            cpu_seconds=max(1, round(timeout_s)),
-            exec_timeout_s=timeout_s,
-            lifetime_s=timeout_s + 60,
-            output_bytes=2**20,
-        )
+        disk_bytes = min(SandboxLimits.disk_bytes, memory_bytes // 2)
+        limits = SandboxLimits(memory_bytes=memory_bytes, disk_bytes=disk_bytes, output_bytes=2**20)
+        self.limits = _for_so_long(limits, timeout_s)
         self.memoise, self.max_verdicts = memoise, max_verdicts
         self.num_runs = 0
         """How often pytest really ran."""
@@ -134,7 +130,7 @@ class PytestGrader:
         if not self.memoise:
             return (await self._run(task, state, expected, backend))[0]
         memory = self._memories.setdefault(backend, _Memory())
-        key = _content_hash(state, expected)
+        key = _content_hash(state, expected, task.image)
         if key in memory.verdicts:
             memory.verdicts.move_to_end(key)
             return memory.verdicts[key]
@@ -183,17 +179,26 @@ class PytestGrader:
         self, task: Task, state: dict[str, bytes], expected: set[str], backend: SandboxBackend
     ) -> tuple[Grade, bool]:
         """One verdict in fresh sandboxes, and whether it would be the same again."""
-        run = _Run(task, backend, self.limits, self.timeout_s)
+        timeout_s, limits = self.timeout_s, self.limits
+        if "timeout_s" in task.metadata:
+            timeout_s = float(task.metadata["timeout_s"])
+            limits = _for_so_long(limits, timeout_s)
+        run = _Run(task, backend, limits, timeout_s)
         async with self._slots:
             self.num_runs += 1
             try:
-                async with asyncio.timeout(self.limits.lifetime_s):
+                async with asyncio.timeout(run.limits.lifetime_s):
                     report = await (run.apart(state) if runs_apart(task) else run.together(state))
             except TimeoutError:
                 raise GradingError(
-                    f"The grading sandbox of task {task.id} did not end within {self.limits.lifetime_s:g} s."
+                    f"The grading sandbox of task {task.id} did not end within {run.limits.lifetime_s:g} s."
                 ) from None
-        return _verdict(task, report, expected, self.timeout_s), not report.result.timed_out
+        return _verdict(task, report, expected, timeout_s), not report.result.timed_out
+
+
+def _for_so_long(limits: SandboxLimits, timeout_s: float) -> SandboxLimits:
+    """The limits of sandboxes in which tests may run for `timeout_s`."""
+    return replace(limits, cpu_seconds=max(1, round(timeout_s)), exec_timeout_s=timeout_s, lifetime_s=timeout_s + 60)
 
 
 @dataclass(frozen=True)
@@ -227,7 +232,7 @@ class _Run:
     async def together(self, state: Mapping[str, bytes]) -> _Report:
         """Run the tests on the solution in one process."""
         command, files, environment = self._pytest(state)
-        async with _sandboxes(self.backend, self.limits, files) as [sandbox]:
+        async with _sandboxes(self, files) as [sandbox]:
             result = await sandbox.exec(command, stdin=self.nonce, env=environment, timeout_s=self.timeout_s)
         return self._read(result)
 
@@ -239,7 +244,7 @@ class _Run:
         solution = {path: content for path, content in state.items() if path not in self.task.hidden_tests}
         solution[f"{self.server}.py"] = SERVER.read_bytes()
         serve = ["python3", "-m", self.server]
-        async with _sandboxes(self.backend, self.limits, files, solution) as [tests, other]:
+        async with _sandboxes(self, files, solution) as [tests, other]:
             ours, theirs = socket.socketpair()
             serving = asyncio.ensure_future(other.exec(serve, channel=theirs, timeout_s=self.timeout_s))
             try:
@@ -315,11 +320,10 @@ class _Run:
 
 
 @asynccontextmanager
-async def _sandboxes(
-    backend: SandboxBackend, limits: SandboxLimits, *states: Mapping[str, bytes]
-) -> AsyncIterator[list[Sandbox]]:
+async def _sandboxes(run: _Run, *states: Mapping[str, bytes]) -> AsyncIterator[list[Sandbox]]:
     """Fresh sandboxes with these files, started at once; all are stopped, also where one of them did not start."""
-    starting = [asyncio.ensure_future(backend.start(files, limits)) for files in states]
+    start, image = run.backend.start, run.task.image
+    starting = [asyncio.ensure_future(start(files, run.limits, image=image)) for files in states]
     try:
         yield await asyncio.gather(*starting)
     finally:
@@ -363,8 +367,8 @@ def _shown(exit_code: int, output: bytes) -> str:
     return f"exit code {exit_code}: {shown}"
 
 
-def _content_hash(state: Mapping[str, bytes], expected: set[str]) -> bytes:
-    digest = hashlib.sha256()
+def _content_hash(state: Mapping[str, bytes], expected: set[str], image: str) -> bytes:
+    digest = hashlib.sha256(f"{image}\0".encode(errors="replace"))
     for path in sorted(state):
         for part in (path.encode(errors="surrogateescape"), state[path]):
             digest.update(len(part).to_bytes(8, "big") + part)

@@ -27,6 +27,7 @@ from envs.tasks.trees import read_tree
 KEYS = {"id": str, "image": str, "split": str, "timeout": (int, float), "metadata": dict}
 """id: in place of the folder's name; image: what its sandboxes start from; split: train or evaluation, in place of the
 hash's choice; timeout: wall time of its tests, in seconds; metadata: what reports may want to group by."""
+EXAMPLES = Path(__file__).with_name("examples")
 REQUESTS = ("request.md", "request.txt")
 _PARTS = {*REQUESTS, "files", "tests", "solution", "task.yaml"}
 
@@ -48,7 +49,7 @@ class FolderTaskset(FiniteTaskset):
 
     def __init__(
         self,
-        path: str,
+        path: str | None = None,
         name: str = "folder",
         evaluation_share: float = 0.2,
         seed: int = 0,
@@ -58,7 +59,7 @@ class FolderTaskset(FiniteTaskset):
         """Look through the folder; the files of a task are read when it is asked for.
 
         Args:
-            path: the folder of the tasks' folders.
+            path: the folder of the tasks' folders; None: two examples (examples/).
             name: begins the tasks' ids.
             evaluation_share: how much of the tasks without a `split` is for evaluation, 0 to 1.
             seed: changes their order.
@@ -70,7 +71,7 @@ class FolderTaskset(FiniteTaskset):
             TaskError: a task's folder is not as it has to be, or two tasks have one id.
         """
         self.name = name
-        root = Path(path)
+        root = EXAMPLES if path is None else Path(path).expanduser()
         try:
             folders = sorted(p for p in root.iterdir() if p.name[0] not in "._" and not p.is_file())
         except OSError as error:

@@ -69,6 +69,8 @@ def stand_in(monkeypatch: pytest.MonkeyPatch, run: Run) -> None:
         (["plan", "seed=1"], "plan", ["seed=1"]),
         (["seed=1", "--cfg", "job", "plan"], "plan", ["seed=1", "--cfg", "job"]),
         (["-m", "doctor"], "doctor", ["-m"]),
+        (["audit", "env=coding"], "audit", ["env=coding"]),
+        (["--config-dir", "x", "tasks", "check", "seed=1"], "tasks", ["--config-dir", "x", "seed=1"]),
         (["--config-name", "plan"], "run", ["--config-name", "plan"]),
         (["pln"], "run", ["pln"]),
     ],
@@ -360,6 +362,9 @@ def test_a_plan_says_what_to_type_for_it(
         (["plan", "composer"], "composer: is one word too many: leave it out"),
         (["plan", "plan"], "one word too many"),
         (["doctor", "-m"], "leave out -m"),
+        (["audit", "-m"], "`composer audit` looks at one config at a time: leave out -m"),
+        (["tasks"], "composer: tasks='': write `composer tasks check [overrides]`"),
+        (["tasks", "chekc"], "composer: tasks='chekc': write `composer tasks check"),
     ],
 )
 def test_words_that_do_not_go_together(argv: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -56,6 +56,14 @@ def test_paths_are_anchored(tmp_path: Path) -> None:
     assert anchored(config, Path("/elsewhere")) == config
 
 
+def test_paths_of_tasksets_and_tools_are_anchored(tmp_path: Path) -> None:
+    tools = ["env=coding", "env.taskset.args.path=mine", "+env.tools.semantic_search.args.corpus=docs/x"]
+    env = anchored(compose(tools), tmp_path).env
+    assert env.taskset.args["path"] == f"{tmp_path}/mine"
+    assert env.tools["semantic_search"].args["corpus"] == f"{tmp_path}/docs/x"
+    assert anchored(compose(["env=coding"]), tmp_path).env.taskset.args["path"] is None
+
+
 def test_home_and_databases_are_anchored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/home/me")
     config = anchored(compose(["run_root='~/runs'", "tracking.uri=sqlite:///a/b.db"]), tmp_path)

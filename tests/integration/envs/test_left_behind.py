@@ -93,10 +93,12 @@ HARMFUL = {
 class Shell:
     """A harness whose only turn is one command line."""
 
+    tools: dict = {}
+
     def __init__(self, command: str, is_solved: bool) -> None:
         self.command, self.is_solved = command, is_solved
 
-    def open(self, request):
+    def open(self, request, with_prompt=True):
         return SimpleNamespace(turns=[], messages=[], ids=[])
 
     async def run(self, conversation, sandbox, generate, episode_id, clock):

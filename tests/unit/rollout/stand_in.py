@@ -55,7 +55,7 @@ class StandInBackend:
     exec_seconds: float = 0.0
     started: list[StandInSandbox] = field(default_factory=list)
 
-    async def start(self, files: Mapping[str, bytes], limits: SandboxLimits) -> StandInSandbox:
+    async def start(self, files: Mapping[str, bytes], limits: SandboxLimits, *, image: str = "") -> StandInSandbox:
         if self.start_error is not None:
             raise self.start_error
         sandbox = StandInSandbox(len(self.started), files)

@@ -50,6 +50,17 @@ def test_finish_ends_it_and_everything_is_recorded(chat):
     assert [m.role for m in conversation.messages] == ["system", "user"] + ["assistant", "tool"] * 3
 
 
+def test_without_a_prompt_nothing_is_said_of_the_tools_and_they_work(chat):
+    harness = Harness(chat, [ReadFile(), EditLine(), Finish()], "Fix.", HarnessLimits())
+    conversation = harness.open("f fails", with_prompt=False)
+    assert chat.tokenizer.decode(conversation.ids) == "<|im_start|>user\nf fails<|im_end|>\n<|im_start|>assistant\n"
+    script = Script(chat, [format_calls(chat.template, [call]) for call in (READ, FINISH)])
+    outcome = asyncio.run(harness.run(conversation, StandInSandbox(0, FILES), script, "e", ToolClock()))
+    assert outcome is Outcome.FINISHED
+    assert [m.role for m in conversation.messages] == ["user"] + ["assistant", "tool"] * 2
+    assert conversation.turns[0].observation == "def f(a, b):\n    return a - b"
+
+
 def test_several_calls_in_a_turn_run_in_order_and_nothing_after_the_end(chat):
     late = ToolCall("edit_line", {"path": "main.py", "line": 1, "text": "no"})
     outcome, conversation, sandbox, _ = play(chat, [[READ, EDIT, READ], [FINISH, late]])

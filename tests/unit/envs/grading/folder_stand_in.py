@@ -59,7 +59,7 @@ class FolderBackend:
     def __init__(self) -> None:
         self.starts, self.errors, self.gate = 0, [], None
 
-    async def start(self, files: Mapping[str, bytes], limits: SandboxLimits) -> FolderSandbox:
+    async def start(self, files: Mapping[str, bytes], limits: SandboxLimits, *, image: str = "") -> FolderSandbox:
         self.starts += 1
         if self.gate is not None:
             await self.gate.wait()
