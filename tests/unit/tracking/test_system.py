@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import psutil
 import pytest
@@ -12,6 +13,7 @@ import pytest
 from composer.tracking.system import ProcessTree, SystemSampler, read_gpus
 
 MIB = 2**20
+ROOT = Path(__file__).parents[3]
 HOLD = "import sys; held = b'x' * ({mib} * 2**20); print('ready', flush=True); sys.stdin.read()"
 
 
@@ -54,6 +56,27 @@ def test_pages_shared_by_forked_processes_count_once() -> None:
         assert sample["resident_bytes"] > 450 * MIB, "resident memory counts the shared pages once a process"
     finally:
         process.communicate()
+
+
+def test_a_process_in_its_parents_memory_counts_once() -> None:
+    code = (
+        "import sys; sys.path.insert(0, sys.argv[1])\n"
+        "from envs.sandbox import linux\n"
+        "held = bytes(range(256)) * 2**18\n"
+        "for _ in range(10):\n    linux.start_sleeper('sleeper')\n"
+        "print('ready', flush=True)\nsys.stdin.read()\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code, str(ROOT)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as parent:
+        assert parent.stdout and parent.stdout.readline() == "ready\n"
+        assert len(psutil.Process(parent.pid).children()) == 10
+        tree = ProcessTree(parent.pid)
+        assert len(tree.processes()) == 1
+        assert 64 * 2**20 < tree.memory_bytes() < 2 * 64 * 2**20
+        for child in psutil.Process(parent.pid).children():
+            child.kill()
+        parent.communicate()
 
 
 def test_a_grandchild_whose_parent_died_is_still_ours() -> None:
