@@ -22,6 +22,9 @@ group=composer-engine-$(printf %s "$folder" | cksum | cut -d' ' -f1)
 
 answers() { [[ -S $socket ]] && curl -sf --max-time 2 --unix-socket "$socket" http://docker/_ping >/dev/null 2>&1; }
 
+# A zombie has ended, whoever fails to collect it.
+runs() { [[ $(sed 's/.*) //; s/ .*//' "/proc/$1/stat" 2>/dev/null || true) == [!Z] ]]; }
+
 install() {
     command -v dockerd >/dev/null && return
     command -v apt-get >/dev/null || no_engine "dockerd is not installed, and there is no apt-get to install it with"
@@ -51,7 +54,7 @@ start() {
     local pid=$!
     for _ in $(seq 300); do
         if answers; then echo "unix://$socket"; return; fi
-        kill -0 "$pid" 2>/dev/null || no_engine "dockerd ended: $(grep -a . "$log" | tail -n1 | cut -c1-300)"
+        runs "$pid" || no_engine "dockerd ended: $(grep -a . "$log" | tail -n1 | cut -c1-300)"
         sleep 0.1
     done
     stop
@@ -62,15 +65,15 @@ stop() {
     [[ -d $folder ]] || return 0
     local pid
     if answers; then
-        for id in $(curl -s --unix-socket "$socket" 'http://docker/v1.41/containers/json?all=1' | grep -oE '"Id":"[0-9a-f]{64}"' | cut -d'"' -f4); do
-            curl -s -X DELETE --unix-socket "$socket" "http://docker/v1.41/containers/$id?force=1&v=1" >/dev/null || true
+        for id in $(curl -s --max-time 10 --unix-socket "$socket" 'http://docker/v1.41/containers/json?all=1' | grep -oE '"Id":"[0-9a-f]{64}"' | cut -d'"' -f4); do
+            curl -s --max-time 10 -X DELETE --unix-socket "$socket" "http://docker/v1.41/containers/$id?force=1&v=1" >/dev/null || true
         done
     fi
     for file in "$folder/dockerd.pid" "$folder/exec/containerd/containerd.pid"; do
         pid=$(cat "$file" 2>/dev/null || true)
         [[ -n $pid ]] || continue
         kill "$pid" 2>/dev/null || true
-        for _ in $(seq 150); do kill -0 "$pid" 2>/dev/null || break; sleep 0.1; done
+        for _ in $(seq 150); do runs "$pid" || break; sleep 0.1; done
         kill -KILL "$pid" 2>/dev/null || true
     done
     # Shims outlive the engine by design; they are known by the folder in their command lines.

@@ -109,7 +109,7 @@ class DockerSandbox:
 
         self._inside.is_starting()
         # What a thread has begun goes on; `_stop` waits for it.
-        self._creating = asyncio.ensure_future(self._engine.call("start a container", start, ARCHIVE_S))
+        self._creating = asyncio.ensure_future(self._engine.call("start a container", start, 3 * self._engine.answer_s))
         warnings, inspected = await asyncio.shield(self._creating)
         for warning in warnings:
             log.debug("container %s: %s", self.name, warning)

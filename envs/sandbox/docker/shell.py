@@ -6,7 +6,7 @@ A `docker exec` costs about 100 ms, a command in an open shell a hundredth of th
     <nonce>\n
 
 It answers on the program's standard error, which no command has: the processes that exist (if it is to `report`), a
-line; then, when the command has ended, one dot. Only then does the nonce exist: 128 random bits, which the shell
+line; a comma when it has read the payload; then, when the command has ended, one dot. Only then does the nonce exist: 128 random bits, which the shell
 prints to its standard output behind what the command printed, with the exit code and the directory. So nothing that a
 command prints can be taken for its end, and all of its output has arrived when the nonce has: the two streams take
 different ways through the engine.
@@ -90,8 +90,12 @@ def loop(is_bash: bool, report: bool = True) -> str:
 
 
 def take_payload(num_bytes: int) -> str:
-    """A command that writes the payload of `num_bytes`, and what fills it up, to its standard output."""
-    return f"dd bs={PAYLOAD_BLOCK} count={-(-num_bytes // PAYLOAD_BLOCK)} iflag=fullblock <&8 2>/dev/null"
+    """A command that writes the payload of `num_bytes`, and what fills it up, to its standard output.
+
+    It says when it has, or the next thing to be read would be the payload's rest.
+    """
+    count = -(-num_bytes // PAYLOAD_BLOCK)
+    return f"{{ dd bs={PAYLOAD_BLOCK} count={count} iflag=fullblock <&8 2>/dev/null && printf , >&9; }}"
 
 
 def quoted(text: str | bytes) -> bytes:
@@ -154,17 +158,17 @@ class PersistentShell:
             raise ShellEndedError from e
         try:
             if payload is None:
-                return await self._answer(run, deadline)
+                return await self._answer(run, deadline, False)
             sending = asyncio.ensure_future(self._send(*payload))
             try:
-                return await self._answer(run, deadline)
+                return await self._answer(run, deadline, True)
             finally:
                 sending.cancel()
                 await asyncio.wait([sending])
         finally:
             self._early, self.processes = run.rest, run.processes
 
-    async def _answer(self, run: _Run, deadline: float) -> Ended:
+    async def _answer(self, run: _Run, deadline: float, has_payload: bool) -> Ended:
         quiet_s = _FIRST_QUIET_S
         while run.ended is None:
             left = deadline - time.monotonic()
@@ -182,6 +186,8 @@ class PersistentShell:
                 if run.num_bytes > _FREE_READS:
                     await asyncio.sleep(0.001)
             elif run.take_status(data, self._report):
+                if has_payload and not run.took_payload:
+                    raise ShellEndedError
                 try:
                     await self.stream.send(run.nonce + b"\n")
                 except OSError as e:
@@ -207,6 +213,7 @@ class _Run:
             add(early)
         self.nonce = b""
         self.processes: list[int] = []
+        self.took_payload = False
         self.ended: Ended | None = None
         self.rest = b""
         self._status = b""
@@ -224,6 +231,7 @@ class _Run:
                 raise ShellEndedError
             return False
         self.processes = [int(number) for number in _NUMBER.findall(processes)]
+        self.took_payload = b"," in dots
         if b"." not in dots:
             return False
         self.nonce = secrets.token_hex(16).encode()

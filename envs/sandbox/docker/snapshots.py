@@ -127,6 +127,7 @@ class SnapshotStore:
                 file.seek(0)
                 if reason := _wrong(file, places):
                     raise SandboxError(f"{path} is no snapshot of a sandbox: {reason}")
+                file.flush()
             except BaseException:
                 file.close()
                 raise

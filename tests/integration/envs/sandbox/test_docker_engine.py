@@ -102,6 +102,7 @@ def test_sweep_leaves_other_machines_alone(
     backend: DockerBackend, client: docker.APIClient, run: Callable, small_docker_image: str
 ) -> None:
     run(run_and_stop(backend))  # so that there is an image
+    backend.sweep()  # what other tests' owners left
     [image] = [i for i in client.images() for tag in i["RepoTags"] or [] if tag.startswith("composer-sandbox:")][:1]
     mine = owner.labels("x", "y")
     gone = mine | {"composer.pid": "4194305"}  # above the largest that Linux gives
@@ -346,16 +347,18 @@ def test_an_engine_in_trouble_is_an_error_in_time(
         assert time.monotonic() - began < 25
         for sandbox in sandboxes:
             await sandbox.stop()
-            proxy_names.append(sandbox.name)
         return [str(error) for error in errors]
 
-    proxy_names: list[str] = []
     errors = run(scenario())
     assert all("engine" in error or "answer" in error for error in errors), errors
     proxy.go_on()
     run(backend.close())
-    for name in names(client) & set(proxy_names):
-        client.remove_container(name, force=True)
+
+    def remove_all() -> bool:
+        left = [name for name in names(client) if name.startswith("composer-trouble-")]
+        return not [owner.remove(client, name) for name in left]
+
+    assert wait_for(remove_all)
 
 
 def test_without_an_engine_there_is_one_plain_sentence(run: Callable, tmp_path: Path) -> None:

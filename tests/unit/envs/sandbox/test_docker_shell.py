@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import io
+import os
 import shutil
+import signal
 import socket
 import subprocess
 import threading
@@ -26,7 +28,12 @@ async def shell(name: str, report: bool = True, is_bash: bool | None = None) -> 
     program = [name, "sh"] if name == "busybox" else [name]
     text = loop(name == "bash" if is_bash is None else is_bash, report)
     process = subprocess.Popen(
-        [*program, "-c", text], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0
+        [*program, "-c", text],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        bufsize=0,
+        start_new_session=True,
     )
     ours, theirs = socket.socketpair()
     ours.setblocking(False)
@@ -63,7 +70,7 @@ async def shell(name: str, report: bool = True, is_bash: bool | None = None) -> 
     try:
         yield PersistentShell(stream, is_running, report)
     finally:
-        process.kill()
+        os.killpg(process.pid, signal.SIGKILL)
         stream.close()
         for thread in threads:
             await asyncio.to_thread(thread.join, 10)
@@ -156,10 +163,13 @@ def test_a_payload_is_read_to_its_end_and_no_further() -> None:
             for size in (0, 1, 2**16, 2**16 + 1, 3_000_000):
                 data = bytes(i % 251 for i in range(size))
                 output = bytearray()
-                command = take_payload(size).encode() + b" | head -c %d" % size
+                command = take_payload(size).encode() + b" | { head -c %d; cat >/dev/null; }" % size
                 await one.run(command, output.extend, time.monotonic() + 10, (io.BytesIO(data), size))
                 assert output == data
             assert await output_of(one, b"echo on") == (0, b"on\n")
+            # What was left of it would be taken for the next command.
+            with pytest.raises(ShellEndedError):
+                await one.run(b"true", len, time.monotonic() + 10, (io.BytesIO(b"x"), 1))
 
     play(scenario)
 
