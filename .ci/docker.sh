@@ -78,7 +78,7 @@ stop() {
     done
     # Shims outlive the engine by design; they are known by the folder in their command lines.
     for pid in $(grep -alF -- "$folder/" /proc/[0-9]*/cmdline 2>/dev/null | cut -d/ -f3); do
-        if tr '\0' ' ' <"/proc/$pid/cmdline" 2>/dev/null | grep -q '^[^ ]*containerd'; then kill -KILL "$pid" 2>/dev/null || true; fi
+        if { tr '\0' ' ' <"/proc/$pid/cmdline"; } 2>/dev/null | grep -q '^[^ ]*containerd'; then kill -KILL "$pid" 2>/dev/null || true; fi
     done
     awk -v top="$folder/" 'index($5, top) == 1 { print $5 }' /proc/self/mountinfo | sort -r | while read -r place; do
         umount -l "$place" 2>/dev/null || true

@@ -6,10 +6,10 @@ A `docker exec` costs about 100 ms, a command in an open shell a hundredth of th
     <nonce>\n
 
 It answers on the program's standard error, which no command has: the processes that exist (if it is to `report`), a
-line; a comma when it has read the payload; then, when the command has ended, one dot. Only then does the nonce exist: 128 random bits, which the shell
-prints to its standard output behind what the command printed, with the exit code and the directory. So nothing that a
-command prints can be taken for its end, and all of its output has arrived when the nonce has: the two streams take
-different ways through the engine.
+line; a comma when it has read the payload; when the command has ended, one dot. Only then does the nonce exist: 128
+random bits, which the shell prints to its standard output behind what the command printed, with the exit code and the
+directory. So nothing that a command prints can be taken for its end, and all of its output has arrived when the nonce
+has: the two streams take different ways through the engine.
 
 (A program of the same user can still write to the shell's own standard error, by way of /proc, and so have the nonce
 sent early, read it there, and fool its own shell. It gains nothing: verdicts come from `exec`, whose codes are the
@@ -38,6 +38,7 @@ _FREE_READS = 2**22
 _FIRST_QUIET_S, _LAST_QUIET_S = 0.1, 2.0
 _MOST_STATUS = 2**16
 """Bytes behind a nonce, and of a report: a directory's name, the numbers of processes."""
+_MOST_PIECES = 64
 _NUMBER = re.compile(rb"\d+")
 
 _LOOP = """
@@ -123,7 +124,9 @@ class PersistentShell:
 
     async def is_usable(self) -> bool:
         """Take what was printed since the last command, and see whether the shell is still there."""
-        while (piece := await self.stream.receive(0.0)) is not None:
+        for _ in range(_MOST_PIECES):  # something may be writing without an end
+            if (piece := await self.stream.receive(0.0)) is None:
+                break
             if piece[0] != STDERR:
                 self._early = (self._early + piece[1])[-_MOST_STATUS:]
         return not self.stream.ended

@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from composer.contract import SandboxLimits
+from composer.types import Task
+from envs.grading.pytest_grader import PytestGrader
 from envs.sandbox.docker import DockerBackend
 from envs.sandbox.docker.sandbox import DockerSandbox
 
@@ -70,6 +72,8 @@ def test_the_backends_own_processes_are_out_of_reach(sandbox: DockerSandbox, run
     signals = "for p in /proc/[0-9]*; do [ -O $p ] || for s in 1 2 3 9 15 19; do kill -$s ${p#/proc/}; done; done"
     assert b"not permitted" in run(sandbox.shell(signals)).output
     assert run(sandbox.shell("echo alive")).output == b"alive\n"
+    look = "for p in /proc/[0-9]*; do [ -O $p ] || ls $p/fd $p/root; done 2>&1 | grep -cv 'Permission denied'"
+    assert run(sandbox.shell(look)).output == b"0\n"
     for attempt in ("echo x > /proc/1/fd/0", "cat /proc/1/environ", "ls /proc/1/fd/"):
         assert run(sandbox.shell(attempt)).exit_code != 0, attempt
     assert run(sandbox.stats()).num_processes == 1  # the shell
@@ -257,3 +261,28 @@ def test_calls_wait_for_each_other(sandbox: DockerSandbox, run: Callable) -> Non
         return [result.output for result in results]
 
     assert run(scenario()) == [b"0\n", b"1\n", b"2\n", b"3\n"]
+
+
+def test_what_writes_in_the_background_holds_nothing_up(sandbox: DockerSandbox, run: Callable) -> None:
+    run(sandbox.shell("yes & sleep 0.2"))
+    began = time.monotonic()
+    for number in (3, 4):
+        result = run(sandbox.shell(f"(exit {number})", timeout_s=10))
+        assert (result.exit_code, result.timed_out) == (number, False)
+    run(sandbox.shell("kill %1; wait; true"))
+    run(sandbox.shell("true"))
+    assert run(sandbox.shell("echo quiet")).output == b"quiet\n"
+    assert time.monotonic() - began < 10
+
+
+def test_graders_get_along_with_it(backend: DockerBackend, run: Callable) -> None:
+    """Hidden tests beside the solution, and apart from it through a channel."""
+    apart = b"from composer_solution import call\ndef test_x():\n    assert call('main.double', 4) == 8\n"
+    together = b"from main import double\ndef test_x():\n    assert double(4) == 8\n"
+    grader = PytestGrader()
+    for number, tests in enumerate((apart, together)):
+        task = Task(f"t/{number}", "", {"main.py": b"def double(x):\n    return x\n"}, {"test_hidden.py": tests})
+        for body, score in ((b"x * 2", 1.0), (b"x + 2", 0.0), (b"__import__('os')._exit(0)", 0.0)):
+            solution = {"main.py": b"def double(x):\n    return " + body + b"\n"}
+            grade = run(grader.grade(task, solution, backend))
+            assert grade.score == score, (number, body, grade.details)
