@@ -55,7 +55,7 @@ _LOOK = b"""\
 if [ -d %(path)s ]; then exit 121; fi
 if [ -e %(path)s ] && ! [ -f %(path)s ] && ! [ -c %(path)s ]; then exit 122; fi
 """
-_READ = _LOOK + b"exec head -c %(max_bytes)d <%(path)s"
+_READ = _LOOK + b"head -c %(max_bytes)d <%(path)s"
 _WRITE = (
     b"%(payload)s | (\n(\n"
     + _LOOK

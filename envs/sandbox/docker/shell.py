@@ -41,8 +41,10 @@ _MOST_STATUS = 2**16
 _MOST_PIECES = 64
 _NUMBER = re.compile(rb"\d+")
 
+# With `command`, a mistake in a command line does not end the shell. In busybox one in a subshell would then hang it.
 _LOOP = """
 exec {output}>&1 {commands}<&0 {status}>&2 </dev/null >/dev/null 2>&1
+__b=$(readlink /proc/$$/exe)
 while IFS= read -r __n <&{commands}; do
     __c=
     while [ "$__n" -gt 0 ]; do
@@ -52,7 +54,10 @@ while IFS= read -r __n <&{commands}; do
         __n=$((__n - 1))
     done
     {report}
-    command eval "$__c" </dev/null >&{output} 2>&{output} {close}
+    case $__b in
+    *busybox*) eval "$__c" </dev/null >&{output} 2>&{output} {close};;
+    *) command eval "$__c" </dev/null >&{output} 2>&{output} {close};;
+    esac
     __s=$?
     printf . >&{status}
     IFS= read -r __n <&{commands} || exit
@@ -95,8 +100,14 @@ def take_payload(num_bytes: int) -> str:
 
     It says when it has, or the next thing to be read would be the payload's rest.
     """
-    count = -(-num_bytes // PAYLOAD_BLOCK)
-    return f"{{ dd bs={PAYLOAD_BLOCK} count={count} iflag=fullblock <&8 2>/dev/null && printf , >&9; }}"
+    return (
+        f"{{ dd bs={PAYLOAD_BLOCK} count={_num_blocks(num_bytes)} iflag=fullblock <&8 2>/dev/null && printf , >&9; }}"
+    )
+
+
+def _num_blocks(num_bytes: int) -> int:
+    """At least one: busybox takes a count of 0 for no count."""
+    return max(1, -(-num_bytes // PAYLOAD_BLOCK))
 
 
 def quoted(text: str | bytes) -> bytes:
@@ -198,7 +209,7 @@ class PersistentShell:
         return run.ended
 
     async def _send(self, file: BinaryIO, num_bytes: int) -> None:
-        left = -(-num_bytes // PAYLOAD_BLOCK) * PAYLOAD_BLOCK
+        left = _num_blocks(num_bytes) * PAYLOAD_BLOCK
         with contextlib.suppress(OSError):  # the end of the stream is seen where it is read
             while left:
                 data = file.read(min(left, 2**20)) or bytes(left)

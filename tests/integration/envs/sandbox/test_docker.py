@@ -276,13 +276,9 @@ def test_what_writes_in_the_background_holds_nothing_up(sandbox: DockerSandbox, 
 
 
 def test_graders_get_along_with_it(backend: DockerBackend, run: Callable) -> None:
-    """Hidden tests beside the solution, and apart from it through a channel."""
-    apart = b"from composer_solution import call\ndef test_x():\n    assert call('main.double', 4) == 8\n"
-    together = b"from main import double\ndef test_x():\n    assert double(4) == 8\n"
-    grader = PytestGrader()
-    for number, tests in enumerate((apart, together)):
-        task = Task(f"t/{number}", "", {"main.py": b"def double(x):\n    return x\n"}, {"test_hidden.py": tests})
-        for body, score in ((b"x * 2", 1.0), (b"x + 2", 0.0), (b"__import__('os')._exit(0)", 0.0)):
-            solution = {"main.py": b"def double(x):\n    return " + body + b"\n"}
-            grade = run(grader.grade(task, solution, backend))
-            assert grade.score == score, (number, body, grade.details)
+    tests = {"test_hidden.py": b"from main import double\ndef test_x():\n    assert double(4) == 8\n"}
+    task, grader = Task("t/0", "", {"main.py": b""}, tests), PytestGrader()
+    for body, score in ((b"x * 2", 1.0), (b"x + 2", 0.0), (b"__import__('os')._exit(0)", 0.0)):
+        solution = {"main.py": b"def double(x):\n    return " + body + b"\n"}
+        grade = run(grader.grade(task, solution, backend))
+        assert grade.score == score, (body, grade.details)
