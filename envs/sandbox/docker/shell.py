@@ -44,6 +44,7 @@ _NUMBER = re.compile(rb"\d+")
 # With `command`, a mistake in a command line does not end the shell. In busybox one in a subshell would then hang it.
 _LOOP = """
 exec {output}>&1 {commands}<&0 {status}>&2 </dev/null >/dev/null 2>&1
+{prelude}
 __b=$(readlink /proc/$$/exe)
 while IFS= read -r __n <&{commands}; do
     __c=
@@ -64,6 +65,8 @@ while IFS= read -r __n <&{commands}; do
     printf '%s%s %s\\0' "$__n" "$__s" "$PWD" >&{output}
 done
 """
+# When memory runs out, the kernel is to take the model's programs and not what holds the container together.
+_EXPENDABLE = "echo 500 >/proc/self/oom_score_adj"
 _REPORT = "printf '%s ' $$ /proc/[0-9]* >&{status}; printf '\\n' >&{status}"
 
 
@@ -89,10 +92,14 @@ def loop(is_bash: bool, report: bool = True) -> str:
             closed to them. Otherwise commands are ours, and may read a payload (`take_payload`).
     """
     output, commands, status = (197, 198, 199) if is_bash else (7, 8, 9)
-    close = f"{output}>&- {commands}<&- {status}>&-" if report else ""
-    # Ours are small; where the model's are told apart from ours, /proc/[0-9]* is what the shell itself sees.
-    line = _REPORT.format(status=status) if report else ":"
-    return _LOOP.format(output=output, commands=commands, status=status, close=close, report=line)
+    return _LOOP.format(
+        output=output,
+        commands=commands,
+        status=status,
+        close=f"{output}>&- {commands}<&- {status}>&-" if report else "",
+        prelude=_EXPENDABLE if report else ":",
+        report=_REPORT.format(status=status) if report else ":",
+    )
 
 
 def take_payload(num_bytes: int) -> str:

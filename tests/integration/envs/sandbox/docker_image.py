@@ -19,8 +19,8 @@ from pathlib import Path
 from envs.sandbox.packages import pytest_files
 
 SMALL = """
-    sh cat chmod cp date dd echo env false head id ln ls mkdir mkfifo mv pwd readlink rm seq sleep sha256sum stat tail tar
-    tee touch tr true truncate uname wc yes base64 dirname basename sort find grep sed
+    sh cat chmod cp date dd echo env false head id ln ls mkdir mkfifo mv pwd readlink rm seq sleep sha256sum stat tail
+    tar tee touch tr true truncate uname wc yes base64 dirname basename sort find grep sed
 """
 FULL = f"{SMALL} bash hostname mknod mount nproc setsid timeout unshare xargs df du cut printf test expr"
 LEFT_OUT = {"test", "tests", "idlelib", "site-packages", "ensurepip", "tkinter", "turtledemo", "lib2to3"}

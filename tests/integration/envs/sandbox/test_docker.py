@@ -118,6 +118,7 @@ def test_memory(backend: DockerBackend, run: Callable) -> None:
     codes = run(sandbox.shell(f"{hogs}\n{waits}")).output.split()
     assert codes.count(b"0") <= 2 and codes.count(b"137") >= 1
     assert run(sandbox.shell("echo alive")).output.endswith(b"alive\n")
+    assert run(sandbox.shell("cat /proc/self/oom_score_adj")).output == b"500\n"
     stats = run(sandbox.stats())
     assert 64 * MIB < stats.peak_memory_bytes <= 128 * MIB and stats.cpu_seconds > 0
     run(sandbox.stop())

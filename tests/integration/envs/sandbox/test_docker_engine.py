@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import docker
 import pytest
@@ -316,7 +317,7 @@ def proxy(tmp_path: Path, docker_engine: str) -> Iterator[Proxy]:
 def test_an_engine_in_trouble_is_an_error_in_time(
     proxy: Proxy, run: Callable, client: docker.APIClient, small_docker_image: str, trouble: str
 ) -> None:
-    backend = DockerBackend("trouble", small_docker_image, host=proxy.address, answer_s=2.0)
+    backend = DockerBackend("trouble", small_docker_image, host=proxy.address, answer_s=1.0)
 
     async def scenario() -> list[str]:
         sandboxes = [await backend.start({}, SandboxLimits()) for _ in range(6)]
@@ -450,17 +451,18 @@ def test_an_image_with_a_volume_is_refused(
 
 
 def test_an_argument_that_cannot_be_is_refused() -> None:
-    for arguments in (
-        {"workdir": "relative"},
-        {"workdir": "/"},
-        {"workdir": "/tmp/x"},
-        {"workdir": "/a b"},
-        {"user": "root"},
-        {"user": "a:b"},
-        {"hostname": "a b"},
-        {"image": ""},
-        {"answer_s": 0},
-    ):
-        with pytest.raises(ValueError, match=next(iter(arguments))):
-            DockerBackend("x", **arguments)
+    wrong: list[tuple[str, Any]] = [
+        ("workdir", "relative"),
+        ("workdir", "/"),
+        ("workdir", "/tmp/x"),
+        ("workdir", "/a b"),
+        ("user", "root"),
+        ("user", "a:b"),
+        ("hostname", "a b"),
+        ("image", ""),
+        ("answer_s", 0),
+    ]
+    for name, value in wrong:
+        with pytest.raises(ValueError, match=name):
+            DockerBackend("x", **{name: value})
     assert os.environ.get("DOCKER_HOST", "unix:///var/run/docker.sock") == DockerBackend("x")._engine.address
