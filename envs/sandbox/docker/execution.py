@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
+import os
 import time
 from collections.abc import AsyncIterator
 from socket import socket
@@ -135,3 +137,15 @@ class Execution:
         if state.exit_code is None and not self.never_started:
             raise SandboxError("the Docker engine does not know how a program ended")
         return state.exit_code or 0
+
+
+def unsayable(words: list[str]) -> str:
+    """Why the engine cannot be told to run this; "" if it can be."""
+    try:
+        sizes = [len(word.encode()) for word in words]
+    except UnicodeEncodeError:
+        return os.strerror(errno.EINVAL)
+    if not words or any("\0" in word for word in words):
+        return os.strerror(errno.EINVAL)
+    # The kernel's own bound of a word, and what an engine is known to bear in all.
+    return os.strerror(errno.E2BIG) if max(sizes) >= 2**17 or sum(sizes) > 2**20 else ""

@@ -22,7 +22,7 @@ from envs.sandbox.docker import container as containers
 from envs.sandbox.docker import files, owner
 from envs.sandbox.docker.container import Settings
 from envs.sandbox.docker.engine import Engine, EngineRefusal
-from envs.sandbox.docker.execution import Execution
+from envs.sandbox.docker.execution import Execution, unsayable
 from envs.sandbox.docker.inside import ANSWER_S, ARCHIVE_S, KILLED, USER, Inside, NotStartedError, no_program
 from envs.sandbox.docker.shell import Ended, PersistentShell, ShellEndedError, quoted
 from envs.sandbox.docker.snapshots import SnapshotStore
@@ -226,7 +226,7 @@ class DockerSandbox:
             SandboxError: the sandbox is gone or does not answer.
         """
         with channel or contextlib.nullcontext():
-            if reason := _unsayable([*argv, *(f"{name}={value}" for name, value in (env or {}).items())]):
+            if reason := unsayable([*argv, *(f"{name}={value}" for name, value in (env or {}).items())]):
                 self._check()
                 return ExecResult(126, f"{reason}\n".encode())
             async with self._turn("exec"):
@@ -480,18 +480,6 @@ def _encoded(text: str) -> bytes:
         return text.encode(errors="surrogateescape")
     except UnicodeEncodeError:
         return text.encode(errors="surrogatepass")
-
-
-def _unsayable(words: list[str]) -> str:
-    """Why the engine cannot be told to run this; "" if it can be."""
-    try:
-        sizes = [len(word.encode()) for word in words]
-    except UnicodeEncodeError:
-        return os.strerror(errno.EINVAL)
-    if not words or any("\0" in word for word in words):
-        return os.strerror(errno.EINVAL)
-    # The kernel's own bound of a word, and what an engine is known to bear in all.
-    return os.strerror(errno.E2BIG) if max(sizes) >= 2**17 or sum(sizes) > 2**20 else ""
 
 
 def _shown(output: bytes) -> str:
