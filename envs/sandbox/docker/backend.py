@@ -1,0 +1,270 @@
+"""The Docker backend: sandboxes are containers of a Docker engine, local or remote, from any Linux image.
+
+What an image needs: /bin/sh, coreutils and tar, or busybox; bash is taken where there is one. What a sandbox is: one
+user that is not root, no capability and no way to one, the engine's seccomp profile, no network, a read-only root,
+and the limits of container.py. Nothing depends on the engine being on this machine: nothing is mounted from it, and no
+process is known by its number here.
+
+What it does not protect against: holes in the engine's kernel, which all its containers share (an engine with another
+runtime, gVisor or Kata, has fewer); time spent; and being told apart from a real machine by a program that looks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import posixpath
+import re
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+
+import docker
+
+from composer.contract import Finding, SandboxLimits, Snapshot
+from composer.errors import SandboxError, SandboxStartError
+from envs.sandbox.docker import checks, images, owner
+from envs.sandbox.docker.container import Settings, check_limits, is_below
+from envs.sandbox.docker.engine import Engine, EngineRefusal
+from envs.sandbox.docker.sandbox import DockerSandbox
+from envs.sandbox.docker.snapshots import SnapshotStore
+
+log = logging.getLogger(__name__)
+
+_IMAGE_S = 3600.0
+"""For an image to be pulled, built or imported."""
+_SYSTEM = ("/proc", "/sys", "/dev", "/tmp", "/etc", "/usr/share")
+
+
+class DockerBackend:
+    """Starts containers as sandboxes.
+
+    Example:
+        >>> async def example() -> bytes:
+        ...     backend = DockerBackend("example", image="python:3.11")
+        ...     sandbox = await backend.start({"hello.txt": b"hello"}, SandboxLimits())
+        ...     result = await sandbox.shell("cat hello.txt")
+        ...     await backend.close()
+        ...     return result.output
+    """
+
+    def __init__(
+        self,
+        run_label: str,
+        image: str = "python:3.11",
+        workdir: str = "/home/dev/project",
+        user: str = "dev",
+        hostname: str = "devbox",
+        host: str | None = None,
+        answer_s: float = 30.0,
+    ) -> None:
+        """Nothing is sent to the engine before the first sandbox starts.
+
+        Args:
+            run_label: of the run; part of the names and labels of containers.
+            image: what sandboxes start from where a task names nothing: an image's name, `dockerfile:<path>` or
+                `tarball:<path>` (a root file system); see images.py.
+            workdir: absolute path in the sandbox in which commands start.
+            user: name of the sandbox's user.
+            hostname: of the sandbox.
+            host: the engine's address, unix:// or tcp://; None: `DOCKER_HOST`, or the default socket.
+            answer_s: seconds in which the engine has to answer.
+
+        Raises:
+            ValueError: an argument cannot be what it names.
+        """
+        if not re.fullmatch(r"/[A-Za-z0-9._/-]*", workdir) or ".." in Path(workdir).parts or Path(workdir) == Path("/"):
+            raise ValueError(f"workdir={workdir!r}: must be an absolute path without '..' and blanks, other than '/'")
+        if any(is_below(workdir, folder) for folder in _SYSTEM):
+            raise ValueError(f"workdir={workdir!r}: must lie outside {', '.join(_SYSTEM)}")
+        for name, value in (("user", user), ("hostname", hostname)):
+            if not value.isascii() or not value.replace("-", "").replace("_", "").isalnum():
+                raise ValueError(f"{name}={value!r}: must be letters, digits, '-' and '_'")
+        if user == "root":
+            raise ValueError("user='root': the sandbox's user must be another")
+        if not image:
+            raise ValueError("image='': name an image, dockerfile:<path> or tarball:<path>")
+        if not answer_s > 0:
+            raise ValueError(f"answer_s={answer_s}: must be above 0")
+        self.run_label, self.image = run_label, image
+        self._settings = Settings(posixpath.normpath(workdir), user, hostname)
+        self._engine = Engine(host, answer_s)
+        self._id = uuid.uuid4().hex
+        self._numbers = itertools.count(1)
+        self._sandboxes: dict[str, DockerSandbox] = {}
+        self._starting: set[asyncio.Task[DockerSandbox]] = set()
+        self._snapshots = SnapshotStore()
+        self._prepared: dict[str, tuple[str, list[str]]] = {}
+        self._preparing: dict[str, asyncio.Task[tuple[str, list[str]]]] = {}
+        self._is_checked = False
+
+    async def start(
+        self, files: Mapping[str, bytes], limits: SandboxLimits, *, image: str = "", base: Snapshot | None = None
+    ) -> DockerSandbox:
+        """A fresh sandbox, with `files` in its `workdir`.
+
+        Args:
+            files: path relative to `workdir` -> content; written over what is there.
+            limits: of this sandbox.
+            image: what it starts from; "": the backend's own.
+            base: the state that it starts from, of a sandbox of this backend; its image is then the snapshot's.
+
+        Raises:
+            SandboxStartError: it could not start, a limit could not be applied, or there is no such image or snapshot.
+        """
+        check_limits(limits)
+        # A container that is being made when the caller is cancelled has to be removed when it is there.
+        task = asyncio.ensure_future(self._start(files, limits, image, base))
+        self._starting.add(task)
+        task.add_done_callback(self._starting.discard)
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            task.cancel()
+            raise
+        except SandboxStartError:
+            raise
+        except SandboxError as e:
+            raise SandboxStartError(f"a sandbox could not start: {e}") from e
+        except OSError as e:
+            raise SandboxStartError(f"a sandbox could not start: {e}") from e
+
+    async def _start(
+        self, files: Mapping[str, bytes], limits: SandboxLimits, image: str, base: Snapshot | None
+    ) -> DockerSandbox:
+        image = (base.image if base is not None else image) or self.image
+        name, skeleton = await self._prepare(image)
+        number = f"{next(self._numbers):05d}"
+        label = re.sub(r"[^A-Za-z0-9_-]", "-", self.run_label)[:40] or "run"
+        sandbox = DockerSandbox(
+            f"{self.run_label}/{number}",
+            f"composer-{label}-{self._id[:8]}-{number}",
+            image,
+            self._settings,
+            limits,
+            self._engine,
+            self._snapshots,
+            self._fork,
+            self._forget,
+        )
+        self._sandboxes[sandbox.name] = sandbox
+        labels = owner.labels(self.run_label, self._id)
+        try:
+            archive = self._snapshots.open(base) if base is not None else None
+            await sandbox.begin(name, images.skeleton_command(skeleton), labels, archive, files)
+        except BaseException as e:
+            await sandbox.stop()
+            if isinstance(e, EngineRefusal) and e.status == 404:
+                self._prepared.pop(image, None)  # somebody has removed it
+            raise
+        return sandbox
+
+    def _forget(self, name: str) -> None:
+        self._sandboxes.pop(name, None)
+
+    async def _fork(self, snapshot: Snapshot, limits: SandboxLimits) -> DockerSandbox:
+        return await self.start({}, limits, base=snapshot)
+
+    async def _prepare(self, image: str) -> tuple[str, list[str]]:
+        if not self._is_checked:
+            version, info = await self._engine.call("describe itself", lambda client: (client.version(), client.info()))
+            checks.refuse(version, info)
+            self._is_checked = True
+        if image not in self._prepared:
+            task = self._preparing.get(image)
+            if task is None:
+                task = self._preparing[image] = asyncio.ensure_future(self._prepare_now(image))
+                task.add_done_callback(lambda done: self._preparing.pop(image, None))
+                # All who wait for it may be cancelled.
+                task.add_done_callback(lambda done: done.cancelled() or done.exception())
+            self._prepared[image] = await asyncio.shield(task)
+        return self._prepared[image]
+
+    async def _prepare_now(self, image: str) -> tuple[str, list[str]]:
+        def prepare(client: docker.APIClient) -> tuple[str, list[str]]:
+            return images.prepare(client, image, self._settings)
+
+        return await self._engine.call(f"prepare the image {image!r}", prepare, _IMAGE_S, for_images=True)
+
+    async def save(self, snapshot: Snapshot, path: Path) -> None:
+        """Write a snapshot to a file, which this backend can `load` also in another process: whole or not at all.
+
+        Raises:
+            OSError: the file cannot be written.
+            SandboxError: there is no such snapshot any more.
+        """
+        await asyncio.to_thread(self._snapshots.save, snapshot, path)
+
+    async def load(self, path: Path) -> Snapshot:
+        """A snapshot from a file that `save` wrote. Its content is untrusted: it reaches nothing but sandboxes.
+
+        Raises:
+            OSError: the file cannot be read, or there is no room.
+            SandboxError: it is no snapshot of such a backend.
+        """
+        known = {self.image, *self._prepared}
+        return await asyncio.to_thread(self._snapshots.load, path, self._settings.kept_places, known)
+
+    async def drop(self, snapshot: Snapshot) -> None:
+        """Forget a snapshot. Sandboxes that started from it go on. Idempotent; raises nothing."""
+        self._snapshots.drop(snapshot)
+
+    async def close(self) -> None:
+        """Stop every sandbox this backend started. Idempotent; raises nothing."""
+        starting = list(self._starting)
+        for task in starting:
+            task.cancel()
+        if starting:
+            await asyncio.wait(starting)
+        await asyncio.gather(*(sandbox.stop() for sandbox in list(self._sandboxes.values())))
+        self._sandboxes.clear()
+        self._snapshots.clear()
+        self._engine.close()
+        self._prepared.clear()
+        self._is_checked = False
+
+    def check(self) -> list[Finding]:
+        """What this machine has and lacks for this backend. Starts and stops one real sandbox; raises nothing."""
+
+        def is_there() -> bool:
+            return self._engine.call_now("look for an image", lambda client: images.is_there(client, self.image))
+
+        try:
+            return checks.check(self._engine, is_there, self._trial)
+        except SandboxError as e:
+            return [Finding("Docker engine", False, str(e), "look at the image's name, and at the engine's own log")]
+
+    async def _trial(self) -> None:
+        """Start a sandbox of a backend like this one and run a command in it."""
+        settings = self._settings
+        trial = DockerBackend(
+            f"{self.run_label}-check",
+            self.image,
+            settings.workdir,
+            settings.user,
+            settings.hostname,
+            self._engine.address,
+            self._engine.answer_s,
+        )
+        try:
+            sandbox = await trial.start({}, SandboxLimits())
+            result = await sandbox.shell("true")
+            if result.exit_code != 0:
+                raise SandboxError(f"'true' ended with {result.exit_code} in a sandbox: {result.output!r}")
+        finally:
+            await trial.close()
+
+    def sweep(self) -> int:
+        """Remove the containers of runs that were killed on this machine; never touches a live run's, or another's.
+
+        What lives elsewhere, or cannot be told, ends with its own lifetime.
+
+        Returns:
+            How many containers were removed.
+        """
+        try:
+            return self._engine.call_now("list containers", owner.remove_dead)
+        except SandboxError as e:
+            log.debug("nothing could be swept: %s", e)
+            return 0
