@@ -26,11 +26,12 @@ answers() { [[ -S $socket ]] && curl -sf --max-time 2 --unix-socket "$socket" ht
 runs() { [[ $(sed 's/.*) //; s/ .*//' "/proc/$1/stat" 2>/dev/null || true) == [!Z] ]]; }
 
 install() {
-    command -v dockerd >/dev/null && return
-    command -v apt-get >/dev/null || no_engine "dockerd is not installed, and there is no apt-get to install it with"
+    command -v dockerd >/dev/null && command -v curl >/dev/null && return
+    command -v apt-get >/dev/null || no_engine "dockerd or curl is not installed, and there is no apt-get to install it with"
+    local packages=(docker.io iptables curl)
     # RUNLEVEL: the package is not to start an engine of its own.
-    if ! RUNLEVEL=1 DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends docker.io iptables >"$log" 2>&1; then
-        { apt-get update -qq && RUNLEVEL=1 DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends docker.io iptables; } >"$log" 2>&1 ||
+    if ! RUNLEVEL=1 DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${packages[@]}" >"$log" 2>&1; then
+        { apt-get update -qq && RUNLEVEL=1 DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${packages[@]}"; } >"$log" 2>&1 ||
             no_engine "docker.io cannot be installed: $(grep -aE '^[EW]:' "$log" | tail -n1)"
     fi
 }

@@ -116,7 +116,8 @@ class Sandbox(Protocol):
             env: variables on top of the sandbox's own.
             timeout_s: wall time; None: `exec_timeout_s` of the limits.
             channel: a connected stream socket that becomes its standard input and output, in place of `stdin`; only
-                standard error is then in the result's `output`. It is closed here when the program has it.
+                standard error is then in the result's `output`. It is closed here when the program has it. The program
+                may have two one-way streams instead of one socket: it reads 0 and writes 1.
 
         Raises:
             SandboxError: the sandbox is gone or does not answer.

@@ -31,9 +31,10 @@ class SolutionLost(Exception):
 class Channel:
     """The stream to the solution's process."""
 
-    def __init__(self, fd, note=lambda word: None):
-        """`fd` is a connected stream socket, nothing has been read from it; `note` takes AWAITED, then GREETED."""
+    def __init__(self, fd, note=lambda word: None, writing=None):
+        """`fd` is a stream of which nothing was read; `note` takes AWAITED, then GREETED; `writing`: None: `fd`."""
         self._fd, self._note, self._is_greeted = fd, note, False
+        self._writing = fd if writing is None else writing
         self.num_calls = 0
         self.trouble = ""
         """Why there will be no answer any more."""
@@ -71,7 +72,7 @@ class Channel:
     def _write(self, data):
         try:
             while data:
-                data = data[os.write(self._fd, data) :]
+                data = data[os.write(self._writing, data) :]
         except OSError:
             raise self._lost("its process ended") from None
 

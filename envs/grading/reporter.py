@@ -71,7 +71,7 @@ def _apart(nonce):
     import composer_solution
 
     out, events = os.dup(2), []
-    channel = composer_solution.Channel(os.dup(0), lambda word: os.write(out, word + b"\n"))
+    channel = composer_solution.Channel(os.dup(0), lambda word: os.write(out, word + b"\n"), os.dup(1))
     _close_streams(0, 1)
     composer_solution.channel = channel
 

@@ -13,8 +13,9 @@ MAX_MESSAGE = 300
 
 def main():
     """Greet, then answer one call after another until the other side hangs up."""
-    channel = os.dup(0)
-    os.write(channel, HELLO)
+    # Two descriptors of one socket, or of two pipes: it depends on the sandbox.
+    reading, writing = os.dup(0), os.dup(1)
+    os.write(writing, HELLO)
     # Only now what a file of the repository could stand in for: the machine is not to blame for it.
     import importlib
     import json
@@ -33,7 +34,7 @@ def main():
         module, _, name = function.rpartition(".")
         return getattr(importlib.import_module(module), name)(*args, **kwargs)
 
-    with open(channel, "rb") as requests:  # noqa: PTH123
+    with open(reading, "rb") as requests:  # noqa: PTH123
         for line in requests:
             request = json.loads(line)
             number = request.pop("id")
@@ -44,7 +45,7 @@ def main():
                 text = json.dumps({"id": number, **said})
             data = text.encode() + b"\n"
             while data:
-                data = data[os.write(channel, data) :]
+                data = data[os.write(writing, data) :]
 
 
 if __name__ == "__main__":

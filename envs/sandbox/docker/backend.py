@@ -29,6 +29,7 @@ from envs.sandbox.docker.container import Settings, check_limits, is_below
 from envs.sandbox.docker.engine import Engine, EngineRefusal
 from envs.sandbox.docker.sandbox import DockerSandbox
 from envs.sandbox.docker.snapshots import SnapshotStore
+from envs.sandbox.realism import audit as realism
 
 log = logging.getLogger(__name__)
 
@@ -186,6 +187,19 @@ class DockerBackend:
             return images.prepare(client, image, self._settings)
 
         return await self._engine.call(f"prepare the image {image!r}", prepare, _IMAGE_S, for_images=True)
+
+    async def audit(self) -> list[Finding]:
+        """What gives a sandbox away to a program in it that looks closely; see `composer.contract.SandboxBackend`.
+
+        Raises:
+            SandboxStartError: it could not start.
+            SandboxError: it failed under the probe.
+        """
+        sandbox = await self.start({}, SandboxLimits())
+        try:
+            return await realism.audit(sandbox)
+        finally:
+            await sandbox.stop()
 
     async def save(self, snapshot: Snapshot, path: Path) -> None:
         """Write a snapshot to a file, which this backend can `load` also in another process: whole or not at all.
