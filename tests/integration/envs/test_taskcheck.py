@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from pathlib import Path
 
@@ -153,6 +154,9 @@ def test_folders_of_harbor_and_terminal_bench(runner, backend, tmp_path):
     assert found["fails"][0] == "cannot run" and "ended with exit code 3" in found["fails"][1]
 
 
+@pytest.mark.skipif(
+    not shutil.which("git") and not shutil.which("patch"), reason="no git and no patch to solve it with"
+)
 def test_an_issue_in_an_image(runner, backend, tmp_path):
     record = {
         "instance_id": "shop-1",

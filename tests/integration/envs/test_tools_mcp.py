@@ -209,13 +209,13 @@ def test_an_agent_that_breaks_its_server_learns_of_it(start, call, runner, sabot
 def test_an_agent_that_kills_or_stops_the_server(start, call, runner):
     sandbox, count = start(), tool("count", timeout_s=2.0)
     assert call(count, sandbox).startswith("1 in ")
-    runner.run(sandbox.shell("kill -STOP $(pgrep -f server.py)"))
+    runner.run(sandbox.shell("kill -STOP $(cat /tmp/mcp*/pid)"))
     assert call(count, sandbox) == ("error: the tool's server failed: it did not answer within 2 s",)
-    runner.run(sandbox.shell("pkill -KILL -f 'python3 server.py$'"))
+    runner.run(sandbox.shell("kill -KILL $(cat /tmp/mcp*/pid)"))
     (said,) = call(count, sandbox)
     assert said.startswith("error: the tool's server failed: it ")
     assert call(count, sandbox).startswith("1 in ")
-    runner.run(sandbox.shell("pkill -KILL -f server.py; rm -rf /tmp/mcp*"))
+    runner.run(sandbox.shell("kill -KILL $(cat /tmp/mcp*/pid); rm -rf /tmp/mcp*"))
     assert call(count, sandbox) == ("error: the tool's server failed: it ended",)
     assert call(count, sandbox).startswith("1 in ")
     # One that does not answer twice in a row is started anew: here nobody is at the other end of its pipe.

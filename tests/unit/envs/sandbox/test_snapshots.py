@@ -4,6 +4,7 @@ import asyncio
 import errno
 import io
 import os
+import resource
 import stat
 import tarfile
 from collections.abc import Sequence
@@ -87,6 +88,9 @@ def test_names_that_are_no_utf8_are_kept(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("depth", "fits"), [(900, True), (1100, False)])
 def test_a_tree_deeper_than_pythons_stack(tmp_path: Path, depth: int, fits: bool) -> None:
     (tmp_path / "a").mkdir()
+    # As the fork server does.
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     before = open_files()
     fd = os.open(tmp_path / "a", os.O_RDONLY)
     for _ in range(depth):
@@ -104,6 +108,7 @@ def test_a_tree_deeper_than_pythons_stack(tmp_path: Path, depth: int, fits: bool
             assert caught.value.errno == errno.E2BIG
         assert open_files() == before
     finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
         os.system(f"rm -rf '{tmp_path}/a' '{tmp_path}/b'")  # what pytest uses is recursive
 
 
