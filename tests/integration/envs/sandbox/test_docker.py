@@ -276,8 +276,16 @@ def test_what_writes_in_the_background_holds_nothing_up(sandbox: DockerSandbox, 
     assert time.monotonic() - began < 10
 
 
-def test_graders_get_along_with_it(backend: DockerBackend, run: Callable) -> None:
-    tests = {"test_hidden.py": b"from main import double\ndef test_x():\n    assert double(4) == 8\n"}
+@pytest.mark.parametrize(
+    "double",
+    [
+        b"from main import double",
+        b"from composer_solution import call\ndef double(x):\n    return call('main.double', x)",
+    ],
+)
+def test_graders_get_along_with_it(double: bytes, backend: DockerBackend, run: Callable) -> None:
+    """Also those whose tests run apart from the solution."""
+    tests = {"test_hidden.py": double + b"\ndef test_x():\n    assert double(4) == 8\n"}
     task, grader = Task("t/0", "", {"main.py": b""}, tests), PytestGrader()
     for body, score in ((b"x * 2", 1.0), (b"x + 2", 0.0), (b"__import__('os')._exit(0)", 0.0)):
         solution = {"main.py": b"def double(x):\n    return " + body + b"\n"}
