@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import signal
 import tempfile
 import time
@@ -43,19 +42,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Run quick tests first, and skip what this machine has no hardware or service for."""
     tests = Path(__file__).parent
 
-    def rank(item: pytest.Item) -> tuple[int, bool]:
-        # Whole runs last. Within a folder the order is kept: ranks are forked from this process, which no longer works
-        # once an engine has run in it.
+    def rank(item: pytest.Item) -> tuple[int, bool, bool]:
+        # Whole runs last, and before them what talks to Docker, whose client has threads. Within a folder the order is
+        # kept: ranks are forked from this process, which no longer works once an engine has run in it.
         parts = item.path.relative_to(tests).parts
-        return ORDER.index(parts[0]) if parts[0] in ORDER else -1, len(parts) == 2 and parts[0] == "integration"
+        is_whole = len(parts) == 2 and parts[0] == "integration"
+        has_threads = item.get_closest_marker("docker") is not None
+        return ORDER.index(parts[0]) if parts[0] in ORDER else -1, is_whole, has_threads
 
     items.sort(key=rank)
     absent = {}
     if not Path("/dev/nvidiactl").exists():
         absent["gpu"] = "no NVIDIA GPU on this machine"
-    can_start_one = os.geteuid() == 0 and any(map(shutil.which, ("dockerd", "apt-get")))  # .ci/docker.sh
-    if not (can_start_one or os.environ.get("DOCKER_HOST") or Path("/run/docker.sock").is_socket()):
-        absent["docker"] = "no Docker engine on this machine, and none can be started"
+    if not (os.environ.get("DOCKER_HOST") or Path("/run/docker.sock").is_socket()):
+        absent["docker"] = "no Docker engine on this machine; `.ci/docker.sh start <folder>` starts one for DOCKER_HOST"
     for item in items:
         for name, reason in absent.items():
             if item.get_closest_marker(name):
