@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -25,7 +26,7 @@ def split_of(key: str, evaluation_share: float) -> Split:
     return Split.EVALUATION if _number(key) < evaluation_share * 2**64 else Split.TRAIN
 
 
-class FiniteTaskset:
+class FiniteTaskset(ABC):
     """What tasksets with a list of tasks have in common; a subclass makes the task of a key in `_make`.
 
     Ids are `<taskset>/<split>/<key>`: they stay the same when other tasks come or go.
@@ -111,8 +112,13 @@ class FiniteTaskset:
         """The keys of a split's tasks, by index."""
         return list(self._orders[split])
 
+    @abstractmethod
     def _make(self, key: str, split: Split) -> Task:
-        raise NotImplementedError
+        """The task of a key.
+
+        Raises:
+            TaskError: it cannot be made.
+        """
 
     def _id(self, key: str, split: Split) -> str:
         return f"{self.name}/{split}/{key}"
