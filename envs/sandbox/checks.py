@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
-import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from composer.contract import Finding
-from composer.errors import ComposerError
 from envs.sandbox.limits import ControlGroups, LimitError
+from envs.sandbox.trial import try_out
 
 _SYSCTLS = (
     ("kernel.unprivileged_userns_clone", "0", "sysctl -w kernel.unprivileged_userns_clone=1"),
@@ -33,7 +31,13 @@ def check(label: str, trial: Callable[[], Awaitable[None]]) -> list[Finding]:
         label: of the run.
         trial: starts and stops one sandbox; a `ComposerError` from it is a finding.
     """
-    return [namespaces(), control_groups(label), _try(trial)]
+    return [
+        namespaces(),
+        control_groups(label),
+        try_out(
+            trial, f"a bubblewrap sandbox starts (as {'root' if os.geteuid() == 0 else 'a user'})", CONTAINER_REMEDY
+        ),
+    ]
 
 
 def namespaces(proc_sys: Path = Path("/proc/sys")) -> Finding:
@@ -64,26 +68,3 @@ def control_groups(label: str) -> Finding:
             required=False,
         )
     return Finding("control groups", True, f"sandboxes' memory and processes are limited in {groups.folders[0].parent}")
-
-
-def _try(trial: Callable[[], Awaitable[None]]) -> Finding:
-    """Run the trial on an event loop of its own: the caller may be inside one."""
-    failure: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            asyncio.run(_await(trial))
-        except BaseException as e:  # noqa: BLE001 - a check reports, it does not raise
-            failure.append(e)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join()
-    if not failure:
-        return Finding("sandbox", True, f"a bubblewrap sandbox starts (as {'root' if os.geteuid() == 0 else 'a user'})")
-    text = str(failure[0]) if isinstance(failure[0], ComposerError) else repr(failure[0])
-    return Finding("sandbox", False, text, CONTAINER_REMEDY)
-
-
-async def _await(trial: Callable[[], Awaitable[None]]) -> None:
-    await trial()

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
-import threading
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 from composer.contract import Finding
-from composer.errors import ComposerError, SandboxError, SandboxStartError
+from composer.errors import SandboxError, SandboxStartError
 from envs.sandbox.docker.engine import LEAST_API, Engine
+from envs.sandbox.trial import try_out
 
 
 def check(engine: Engine, is_image_there: Callable[[], bool], trial: Callable[[], Awaitable[None]]) -> list[Finding]:
@@ -36,7 +35,14 @@ def check(engine: Engine, is_image_there: Callable[[], bool], trial: Callable[[]
     if not is_image_there():
         detail = "the image is not on the engine yet and is pulled when the first sandbox starts, so none was tried"
         return [*findings, Finding("sandbox", True, detail, required=False)]
-    return [*findings, _try(trial)]
+    return [
+        *findings,
+        try_out(
+            trial,
+            "a Docker sandbox starts and keeps its limits",
+            "look at the engine's own log, and at the image's name",
+        ),
+    ]
 
 
 def refuse(version: dict[str, Any], info: dict[str, Any]) -> None:
@@ -84,26 +90,3 @@ def _of_info(version: dict[str, Any], info: dict[str, Any]) -> list[Finding]:
             "turn the control groups memory and pids on: boot with cgroup_enable=memory, or with control groups v2",
         ),
     ]
-
-
-def _try(trial: Callable[[], Awaitable[None]]) -> Finding:
-    """Run the trial on an event loop of its own: the caller may be inside one."""
-    failure: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            asyncio.run(_await(trial))
-        except BaseException as e:  # noqa: BLE001 - a check reports, it does not raise
-            failure.append(e)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join()
-    if not failure:
-        return Finding("sandbox", True, "a Docker sandbox starts and keeps its limits")
-    text = str(failure[0]) if isinstance(failure[0], ComposerError) else repr(failure[0])
-    return Finding("sandbox", False, text, "look at the engine's own log, and at the image's name")
-
-
-async def _await(trial: Callable[[], Awaitable[None]]) -> None:
-    await trial()
