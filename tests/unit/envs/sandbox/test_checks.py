@@ -8,7 +8,8 @@ import pytest
 
 from composer.errors import SandboxStartError
 from envs.sandbox import checks, packages
-from envs.sandbox.bubblewrap import BubblewrapBackend, bwrap_path
+from envs.sandbox.bubblewrap import BubblewrapBackend
+from envs.sandbox.machine import bwrap_path
 from envs.sandbox.warm import serves
 
 
