@@ -1,4 +1,4 @@
-"""Tools on one file or tree: `read_file`, `write_file`, `edit_line`, `list_files`."""
+"""Tools on one file: `read_file`, `write_file`, `edit_line`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import Any
 
 from composer.contract import Sandbox, ToolResult
 from envs.tools.base import CheckedTool, integer, parameters, refuse, require_positive, with_optional
-from envs.tools.listing import FIND_TIMEOUT_S, find, show_name
 from envs.tools.text_files import LINE, PATH, Refusal, encode, plural, read_text, write_text
 
 _MAX_NUMBERED_BYTES = 8 * 2**20
@@ -141,41 +140,6 @@ class EditLine(CheckedTool):
         except Refusal as reason:
             return refuse(str(reason))
         return ToolResult("ok")
-
-
-class ListFiles(CheckedTool):
-    """Lists the files under a folder, sorted, one a line; hidden folders such as .git are left out."""
-
-    name = "list_files"
-    description = "List the files under a folder."
-    parameters = parameters(path=PATH)
-
-    def __init__(
-        self,
-        max_files: int = 200,
-        timeout_s: float = FIND_TIMEOUT_S,
-        *,
-        name: str = "",
-        description: str = "",
-        strict: bool = True,
-    ) -> None:
-        """Choose after how many files the list ends with a count of the rest, and how long it may take.
-
-        Raises:
-            ValueError: a value is too small, or as of `CheckedTool`.
-        """
-        super().__init__(name=name, description=description, strict=strict)
-        require_positive(max_files=max_files, timeout_s=timeout_s)
-        self.max_files, self.timeout_s = max_files, timeout_s
-
-    async def run(self, arguments: Mapping[str, Any], sandbox: Sandbox) -> ToolResult:
-        """Answer with the paths, relative to the folder."""
-        seen = ["-name", ".*", "-prune", "-o", "-type", "f"]
-        try:
-            found = await find(arguments["path"], seen, sandbox, self.max_files, self.timeout_s)
-        except Refusal as reason:
-            return refuse(str(reason))
-        return ToolResult("\n".join([*map(show_name, found.names), *found.rest]) or "(no files)")
 
 
 def _shown(line: bytes) -> str:

@@ -1,4 +1,4 @@
-"""What lies where: `find` in a sandbox, and the tools `list_dir` and `glob` on top of it.
+"""What lies where: `find` in a sandbox, and the tools `list_dir`, `list_files` and `glob` on top of it.
 
 Names travel between NUL bytes, so that one with a line break is one; they are counted, sorted and cut inside of the
 sandbox, whose limit for a command's output a large tree would pass. Needs GNU's find, sort and head in the sandbox.
@@ -141,19 +141,12 @@ class ListDir(CheckedTool):
         return ToolResult("\n".join([*shown, *found.rest]) or "(empty folder)")
 
 
-class Glob(CheckedTool):
-    """Lists the files whose path fits a glob pattern, sorted; .git is left out, other hidden folders are not."""
-
-    name = "glob"
-    description = "Find files by a pattern of their path, such as **/*.py or src/*_test.go."
-    parameters = with_optional(
-        parameters(pattern=text("glob pattern; without a slash it is looked for in every folder", max_length=1000)),
-        path=text("folder to look in, and to which the pattern is relative; by default the repository"),
-    )
+class FileFinder(CheckedTool):
+    """A tool that answers with the files that `find` finds."""
 
     def __init__(
         self,
-        max_files: int = 100,
+        max_files: int = 200,
         timeout_s: float = FIND_TIMEOUT_S,
         *,
         name: str = "",
@@ -169,12 +162,43 @@ class Glob(CheckedTool):
         require_positive(max_files=max_files, timeout_s=timeout_s)
         self.max_files, self.timeout_s = max_files, timeout_s
 
+    async def answer(self, path: str, expression: Sequence[str], sandbox: Sandbox) -> ToolResult:
+        """The paths, relative to the folder `path`, a line each; `expression` as of `find`.
+
+        Raises:
+            SandboxError: the sandbox failed.
+        """
+        try:
+            found = await find(path, expression, sandbox, self.max_files, self.timeout_s)
+        except Refusal as reason:
+            return refuse(str(reason))
+        return ToolResult("\n".join([*map(show_name, found.names), *found.rest]) or "(no files)")
+
+
+class Glob(FileFinder):
+    """Lists the files whose path fits a glob pattern, sorted; .git is left out, other hidden folders are not."""
+
+    name = "glob"
+    description = "Find files by a pattern of their path, such as **/*.py or src/*_test.go."
+    parameters = with_optional(
+        parameters(pattern=text("glob pattern; without a slash it is looked for in every folder", max_length=1000)),
+        path=text("folder to look in, and to which the pattern is relative; by default the repository"),
+    )
+
     async def run(self, arguments: Mapping[str, Any], sandbox: Sandbox) -> ToolResult:
         """Answer with the paths, relative to the folder that was looked in."""
         regex = rf"\./({glob_to_regex(arguments['pattern'])})"
         fits = ["-name", ".git", "-prune", "-o", "-type", "f", "-regextype", "posix-extended", "-regex", regex]
-        try:
-            found = await find(arguments.get("path", "."), fits, sandbox, self.max_files, self.timeout_s)
-        except Refusal as reason:
-            return refuse(str(reason))
-        return ToolResult("\n".join([*map(show_name, found.names), *found.rest]) or "(no files)")
+        return await self.answer(arguments.get("path", "."), fits, sandbox)
+
+
+class ListFiles(FileFinder):
+    """Lists the files under a folder, sorted, one a line; hidden folders such as .git are left out."""
+
+    name = "list_files"
+    description = "List the files under a folder."
+    parameters = parameters(path=PATH)
+
+    async def run(self, arguments: Mapping[str, Any], sandbox: Sandbox) -> ToolResult:
+        """Answer with the paths, relative to the folder."""
+        return await self.answer(arguments["path"], ["-name", ".*", "-prune", "-o", "-type", "f"], sandbox)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from composer.contract import SandboxLimits, Tool
-from envs.tools.files import EditLine, ListFiles, ReadFile
+from envs.tools.files import EditLine, ReadFile
 from envs.tools.finish import Finish
+from envs.tools.listing import ListFiles
 from envs.tools.shell import Run
 
 FILES = {

@@ -6,9 +6,9 @@ import pytest
 
 from composer.contract import SandboxLimits
 from envs.tools.edit import SearchReplace
-from envs.tools.files import ListFiles, ReadFile, WriteFile
+from envs.tools.files import ReadFile, WriteFile
 from envs.tools.grep import Grep
-from envs.tools.listing import Glob, ListDir
+from envs.tools.listing import Glob, ListDir, ListFiles
 
 FILES = {
     "main.py": b"def f(a, b):\n    return a - b\n\n\ndef g(a, b):\n    return a - b\n",

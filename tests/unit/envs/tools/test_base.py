@@ -11,10 +11,10 @@ import pytest
 from composer.contract import Sandbox, Tool, ToolResult
 from envs.tools.base import CheckedTool, integer, parameters, require_positive, text, with_optional
 from envs.tools.edit import SearchReplace
-from envs.tools.files import EditLine, ListFiles, ReadFile, WriteFile
+from envs.tools.files import EditLine, ReadFile, WriteFile
 from envs.tools.finish import Finish
 from envs.tools.grep import Grep
-from envs.tools.listing import Glob, ListDir
+from envs.tools.listing import Glob, ListDir, ListFiles
 from envs.tools.search import SemanticSearch
 from envs.tools.shell import Run
 from envs.tools.todo import Todo
