@@ -200,7 +200,7 @@ class BubblewrapBackend:
                 group = self._groups.group(name, limits.memory_bytes, limits.num_processes + sleepers)
                 fds += [*group.open_for_attach(), group.open_members()]
             sandbox = BubblewrapSandbox(
-                f"{self.run_label}/{name}", name, self.workdir, limits, server, ours, group, self, sleepers
+                f"{self.run_label}/{name}", name, self.workdir, limits, server, ours, group, self, sleepers, self.python
             )
             server.start(
                 {

@@ -118,6 +118,18 @@ class ForkServerClient:
         """
         socket.send_fds(self._control, [json.dumps({"op": "start", **request}).encode()], fds)
 
+    def warm(self, name: str, fds: Sequence[int]) -> None:
+        """Ask for a second supervisor of a sandbox (warm.py).
+
+        Args:
+            name: of the sandbox.
+            fds: its channel, and of control groups what `start` takes.
+
+        Raises:
+            OSError: the fork server has gone, or cannot keep up.
+        """
+        socket.send_fds(self._control, [json.dumps({"op": "warm", "id": name}).encode()], fds)
+
     def stop(self, name: str) -> None:
         """Ask for a sandbox's end.
 

@@ -3,9 +3,9 @@
     owner (the backend's process)
     `- watchdog (watchdog.py)
        `- fork server   PID 1 of a PID namespace: when it ends, the kernel ends everything below it
-          |- launcher   forks bwrap (launcher.py)
+          |- launcher   forks the others (launcher.py)
           |- bwrap      one a sandbox; its child is the sandbox's PID 1
-          `- supervisor one a sandbox (supervisor.py)
+          `- supervisor one a sandbox (supervisor.py); a second one, with pytest, where that is asked for (warm.py)
 
 Why it exists: only from inside a mount namespace of our own can the overlay's upper layer be a tmpfs of a given size
 (`disk_bytes`), for ordinary users too; forking a process of 20 MB is far cheaper than forking one that holds a model;
@@ -29,11 +29,13 @@ import socket
 import time
 import traceback
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, NoReturn
 
 from envs.sandbox import layers, linux, rootfs, supervisor, warm
 from envs.sandbox.launcher import Launcher
-from envs.sandbox.seccomp import build_filter
+from envs.sandbox.programs import IGNORED
+from envs.sandbox.realism import network
 
 CLOSED = 3
 """Exit status after the owner's last word, as against its silence."""
@@ -50,15 +52,22 @@ def run(control: socket.socket, settings: dict[str, Any]) -> NoReturn:
         control: channel to the owner.
         settings: what `control.ForkServerClient` sent.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in range(1, signal.NSIG):
+        with contextlib.suppress(OSError, ValueError):  # those that cannot be changed
+            signal.signal(number, signal.SIG_IGN if number in IGNORED else signal.SIG_DFL)
     linux.forget_arguments()  # a sandbox's sleepers show them
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     try:
         # Not before the fork: pivot_root would take the watchdog along, which works on the host's file system.
-        linux.unshare(linux.CLONE_NEWNS)
+        linux.unshare(linux.CLONE_NEWNS | linux.CLONE_NEWNET)
         tree = rootfs.Rootfs.from_dict(settings["rootfs"])
         rootfs.build(tree, settings["state"] + "/root")
+        # What each child would have to do otherwise.
+        if Path("/proc/self/setgroups").read_text().strip() == "allow":
+            os.setgroups([])
+        os.environ.clear()
+        os.environ.update(environment(tree))
         launcher = Launcher(tree, environment(tree))
         if tree.python:
             warm.preload()
@@ -93,6 +102,7 @@ class _Running:
     output: int
     info: int
     deadline: float
+    init_pid: int = 0
     supervisor: int = 0
     init_pidfd: int = -1
     text: bytes = b""
@@ -117,8 +127,8 @@ class ForkServer:
     def __init__(self, control: socket.socket, tree: rootfs.Rootfs, launcher: Launcher) -> None:
         """The process is PID 1 of its namespace and has its own root directory."""
         self._control, self._tree, self._launcher = control, tree, launcher
-        self._seccomp = {grouped: build_filter(shared_memory=grouped) for grouped in (True, False)}
         self._environment = environment(tree)
+        self._network = os.open("/proc/self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
         self._sandboxes: dict[str, _Running] = {}
         self._jobs: dict[int, _Job] = {}
         """By process."""
@@ -169,6 +179,12 @@ class ForkServer:
             for job in self._jobs.values():
                 job.is_wanted &= job.snapshot != request["snapshot"]
             _drop(request["snapshot"])
+        elif request["op"] == "warm":
+            sandbox = self._sandboxes.get(request["id"])
+            if sandbox is not None and sandbox.supervisor and not sandbox.reason:
+                self._warm(sandbox, fds[0], fds[1:])
+            for fd in fds:
+                os.close(fd)
         elif request["id"] in self._sandboxes:
             self._end(self._sandboxes[request["id"]], "it was stopped")
 
@@ -269,43 +285,67 @@ class ForkServer:
             self._end(sandbox, sandbox.text.decode(errors="replace").strip())
 
     def _supervise(self, sandbox: _Running) -> None:
-        init_pid = json.loads(os.read(sandbox.info, 4096))["child-pid"]
+        sandbox.init_pid = json.loads(os.read(sandbox.info, 4096))["child-pid"]
+        members = [sandbox.members] if sandbox.members >= 0 else []
         try:
-            sandbox.init_pidfd = os.pidfd_open(init_pid)
+            sandbox.init_pidfd = os.pidfd_open(sandbox.init_pid)
             self._selector.register(sandbox.init_pidfd, selectors.EVENT_READ, sandbox)
-            pid = os.fork()
+            self._connect(sandbox.init_pidfd)
+            sandbox.supervisor = self._launcher.supervise(
+                sandbox.init_pid,
+                sandbox.request["limits"],
+                sandbox.request["grouped"],
+                sandbox.init_pidfd,
+                sandbox.channel,
+                [*sandbox.attach, *members],
+            )
         except OSError as e:
             self._end(sandbox, str(e))
             return
-        if pid == 0:
-            supervisor.run(
-                supervisor.Assignment(
-                    sandbox.init_pidfd,
-                    sandbox.channel,
-                    sandbox.attach,
-                    sandbox.members,
-                    init_pid,
-                    self._tree.workdir,
-                    self._environment,
-                    sandbox.request["limits"],
-                    self._seccomp[sandbox.request["grouped"]],
-                    self._tree.python,
-                    self._tree.profile,
-                )
-            )
-        sandbox.supervisor = pid
-        sandbox.alive.add(pid)
+        sandbox.alive.add(sandbox.supervisor)
         # Only the supervisor holds the other end from here on: its end is then the end of the channel.
         for fd in (sandbox.channel, *sandbox.attach):
             os.close(fd)
         sandbox.channel, sandbox.attach = -1, ()
 
+    def _connect(self, init_pidfd: int) -> None:
+        """Give a sandbox the network interfaces of its profile.
+
+        Here, since this process lasts: a fork would have to copy all the memory that this takes.
+        """
+        if self._tree.profile.network is None:
+            return
+        linux.setns(init_pidfd, linux.CLONE_NEWNET)
+        try:
+            with contextlib.suppress(OSError):  # a kernel without such interfaces
+                network.configure(self._tree.profile.network)
+        finally:
+            linux.setns(self._network, linux.CLONE_NEWNET)
+
+    def _warm(self, sandbox: _Running, channel: int, rest: list[int]) -> None:
+        """Put a second supervisor into a sandbox, which has pytest; `rest` as of `supervisor.assign`."""
+        bounds = sandbox.request["limits"]
+        if not sandbox.request["grouped"]:  # with groups, the backend has seen to it
+            bounds = bounds | {"num_processes": bounds["num_processes"] + 1}
+        request = sandbox.request | {"init_pid": sandbox.init_pid, "limits": bounds}
+        try:
+            pid = os.fork()
+        except OSError as e:
+            self._end(sandbox, str(e))
+            return
+        if pid == 0:
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            signal.set_wakeup_fd(-1)
+            fds = [sandbox.init_pidfd, channel, *rest]
+            supervisor.run(supervisor.assign(request, fds, self._tree, self._environment, warm=True))
+        sandbox.alive.add(pid)
+
     def _end(self, sandbox: _Running, reason: str) -> None:
         """Kill a sandbox. The owner is told when nothing of it is left."""
         sandbox.reason = sandbox.reason or reason
-        # The supervisor first: PID 1 is not gone before the supervisor's children, its fellows, have been reaped.
-        if sandbox.supervisor in sandbox.alive:
-            os.kill(sandbox.supervisor, signal.SIGKILL)
+        # The supervisors first: PID 1 is not gone before their children, its fellows, have been reaped.
+        for pid in sandbox.alive - {sandbox.monitor}:
+            os.kill(pid, signal.SIGKILL)
         if sandbox.init_pidfd >= 0:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(sandbox.init_pidfd, signal.SIGKILL)
@@ -330,7 +370,7 @@ class ForkServer:
             for sandbox in [s for s in self._sandboxes.values() if pid in s.alive]:
                 sandbox.alive.discard(pid)
                 if sandbox.alive:
-                    self._end(sandbox, "its supervisor ended" if pid == sandbox.supervisor else "bwrap ended")
+                    self._end(sandbox, "bwrap ended" if pid == sandbox.monitor else "its supervisor ended")
                 else:
                     self._forget(sandbox)
 

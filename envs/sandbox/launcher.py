@@ -1,4 +1,4 @@
-"""Forks bubblewrap for the fork server, whose children these processes are all the same (CLONE_PARENT).
+"""Forks bubblewrap and supervisors for the fork server, whose children they are all the same (CLONE_PARENT).
 
 The fork server holds pytest for warm.py, and each page of that is copied, counted and let go of with every fork. This
 process was forked before: where this was written, a fork of it that becomes another program takes 1.5 ms of CPU time
@@ -20,7 +20,7 @@ import socket
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-from envs.sandbox import layers, limits, linux, rootfs
+from envs.sandbox import layers, limits, linux, rootfs, supervisor
 from envs.sandbox.realism.profile import FAKES, fakes
 from envs.sandbox.seccomp import build_filter
 
@@ -85,6 +85,28 @@ class Launcher:
         }
         return self._ask(request, [*streams, *attach])
 
+    def supervise(
+        self, init_pid: int, bounds: dict[str, int], grouped: bool, init_pidfd: int, channel: int, rest: Sequence[int]
+    ) -> int:
+        """Start a supervisor (supervisor.py).
+
+        Args:
+            init_pid: the sandbox's PID 1.
+            bounds: limits by name, as of `limits.apply_rlimits`.
+            grouped: whether the sandbox has control groups.
+            init_pidfd: of PID 1.
+            channel: to the backend.
+            rest: files of control groups, as of `start`, and then the directory that lists the processes in them.
+
+        Returns:
+            The process, a child of the caller's.
+
+        Raises:
+            OSError: no more processes may be made.
+        """
+        request = {"op": "supervise", "init_pid": init_pid, "limits": bounds, "grouped": grouped}
+        return self._ask(request, [init_pidfd, channel, *rest])
+
     def copy(self, monitor: int, snapshot: str, max_bytes: int) -> int:
         """Start to copy what a sandbox has written to a snapshot of its own.
 
@@ -125,7 +147,8 @@ class _Server:
 
     def __init__(self, channel: socket.socket, tree: rootfs.Rootfs, environment: dict[str, str]) -> None:
         self._channel, self._tree, self._environment = channel, tree, environment
-        self._seccomp = {grouped: build_filter(shared_memory=grouped) for grouped in (True, False)}
+        for grouped in (True, False):
+            build_filter(shared_memory=grouped)  # which remembers it
         gc.collect()
         gc.freeze()
 
@@ -135,6 +158,8 @@ class _Server:
             data, fds, _, _ = socket.recv_fds(self._channel, _MESSAGE_BYTES, _PACKET_FDS)
             if not data:
                 os._exit(0)
+            for fd in fds:
+                os.set_inheritable(fd, False)
             request = json.loads(data)
             become = self._work(request, fds)
             try:
@@ -154,6 +179,10 @@ class _Server:
             case "start":
                 arguments = self._arguments(request["disk_bytes"], tuple(request["snapshots"]))
                 return functools.partial(self._become_bwrap, request, arguments, fds)
+            case "supervise":
+                sleepers = self._tree.profile.processes
+                assignment = supervisor.assign(request, fds, self._tree, self._environment, sleepers=sleepers)
+                return functools.partial(supervisor.run, assignment)
             case "copy":
                 return functools.partial(layers.copy, request["monitor"], request["snapshot"], request["max_bytes"])
             case "archive":
@@ -185,16 +214,13 @@ class _Server:
             if request["copied"]:
                 layers.copy_folder(f"{layers.FOLDER}/{request['copied']}", "/disk/upper")
             if uid:
-                os.setgroups([])
                 os.setresgid(uid, uid, uid)
                 os.setresuid(uid, uid, uid)
             # Ignored SIGCHLD survives exec: the kernel then reaps PID 1's adopted children by itself.
             signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-            for fd in fds:
-                os.set_inheritable(fd, False)
             os.dup2(info, _INFO_FD)
             program = os.memfd_create("seccomp")
-            os.write(program, self._seccomp[request["grouped"]])
+            os.write(program, build_filter(shared_memory=request["grouped"]))
             os.lseek(program, 0, os.SEEK_SET)
             os.dup2(program, _SECCOMP_FD)
             for fd in (_INFO_FD, _SECCOMP_FD):

@@ -71,7 +71,6 @@ def extract(snapshot: str, max_bytes: int, uid: int, source: int) -> NoReturn:
         os.chown(folder, uid, uid)
         os.dup2(source, 0)
         if uid:
-            os.setgroups([])
             os.setresgid(uid, uid, uid)
             os.setresuid(uid, uid, uid)
         os.execv(

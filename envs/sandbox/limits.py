@@ -43,20 +43,20 @@ def shm_bytes(disk_bytes: int) -> int:
     return min(disk_bytes // 4, 64 * 2**20)
 
 
-def apply_rlimits(limits: dict[str, int], watched: bool) -> None:
-    """Bound this process and its descendants. Called in every child of the supervisor before it runs a program."""
-    _set_rlimit(resource.RLIMIT_CORE, 0)
-    _set_rlimit(resource.RLIMIT_FSIZE, limits["file_bytes"])
+def apply_rlimits(limits: dict[str, int], watched: bool, pid: int = 0) -> None:
+    """Bound a child of the supervisor (0: the caller is it) and its descendants, before it runs anything of others."""
+
+    def bound(which: int, value: int, grace: int = 0) -> None:
+        resource.prlimit(pid, which, (value, value + grace))
+
+    bound(resource.RLIMIT_CORE, 0)
+    bound(resource.RLIMIT_FSIZE, limits["file_bytes"])
     # At the soft limit the program gets SIGXCPU, which it may catch; a second later comes SIGKILL.
-    resource.setrlimit(resource.RLIMIT_CPU, (limits["cpu_seconds"], limits["cpu_seconds"] + 1))
-    _set_rlimit(resource.RLIMIT_NOFILE, min(_OPEN_FILES, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+    bound(resource.RLIMIT_CPU, limits["cpu_seconds"], 1)
+    bound(resource.RLIMIT_NOFILE, min(_OPEN_FILES, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
     if watched:
-        _set_rlimit(resource.RLIMIT_AS, limits["memory_bytes"])
-        _set_rlimit(resource.RLIMIT_NPROC, limits["num_processes"] + OVERHEAD_PROCESSES)
-
-
-def _set_rlimit(which: int, value: int) -> None:
-    resource.setrlimit(which, (value, value))
+        bound(resource.RLIMIT_AS, limits["memory_bytes"])
+        bound(resource.RLIMIT_NPROC, limits["num_processes"] + OVERHEAD_PROCESSES)
 
 
 def resident_bytes(proc: int, pids: set[int]) -> int:
@@ -141,6 +141,15 @@ class ControlGroup:
             self._set("memory_bytes", memory / "memory.max", memory_bytes)
             self._set("memory_bytes", memory / "memory.swap.max", 0, optional=True)
         self._set("num_processes", pids / "pids.max", num_processes + OVERHEAD_PROCESSES)
+
+    def allow_another(self) -> None:
+        """Raise the limit for one more process of the backend's own.
+
+        Raises:
+            OSError: the group is gone.
+        """
+        file = self.folders[min(1, len(self.folders) - 1)] / "pids.max"
+        file.write_text(str(int(file.read_text()) + 1))
 
     @staticmethod
     def _set(limit: str, file: Path, value: int, optional: bool = False) -> None:

@@ -9,6 +9,7 @@ import ctypes
 import os
 import signal
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 _CLONE_VM = 0x00000100
@@ -76,37 +77,43 @@ def mount(source: str | None, target: str, kind: str | None, flags: int, data: s
     _check(_libc.mount(raw[0], raw[1], raw[2], ctypes.c_ulong(flags), raw[3]), f"mount {source or kind} on {target}")
 
 
-_STACK_BYTES = 16384
+_STACK_BYTES = 512
+"""pause(2) and its caller need less than a tenth; each page of a stack has to be copied when it is first touched."""
 _stacks: list[ctypes.Array[ctypes.c_char]] = []
 """Of the sleepers, for as long as this process lives."""
 
 
-def start_sleeper(name: str) -> int:
-    """Start a child that does nothing, under a name of up to 15 bytes; returns its PID.
+def start_sleepers(names: Sequence[str]) -> set[int]:
+    """Start children that do nothing, under names of up to 15 bytes; returns their PIDs.
 
-    It runs in this process's memory, on a stack of its own, and so costs 20 microseconds instead of a fork's
-    milliseconds. It never leaves pause(2): no signal may have a handler here.
+    They run in this process's memory, each on a stack of its own, and so cost 20 microseconds each instead of a fork's
+    milliseconds. They never leave pause(2): no signal may have a handler here.
     """
-    stack = ctypes.create_string_buffer(_STACK_BYTES)
-    _stacks.append(stack)
-    set_name(name)
-    top = ctypes.c_void_p((ctypes.addressof(stack) + _STACK_BYTES) & ~0xF)
+    stacks = ctypes.create_string_buffer(_STACK_BYTES * (len(names) + 1))
+    _stacks.append(stacks)
     sleep = ctypes.cast(_libc.pause, ctypes.c_void_p)
-    pid = _libc.clone(sleep, top, _CLONE_VM | _CLONE_FILES | signal.SIGCHLD, None)
-    _check(pid, "clone")
-    return pid
+    flags = _CLONE_VM | _CLONE_FILES | signal.SIGCHLD
+    top = (ctypes.addressof(stacks) + _STACK_BYTES) & ~0xF
+    pids, own = set(), _own_name()
+    for name in names:
+        _set_name(name.encode())
+        pids.add(pid := _libc.clone(sleep, ctypes.c_void_p(top), flags, None))
+        _check(pid, "clone")
+        top += _STACK_BYTES
+    _set_name(own)
+    return pids
 
 
-def own_name() -> str:
+def _own_name() -> bytes:
     """What /proc/<pid>/comm says of this thread."""
     name = ctypes.create_string_buffer(16)
     _check(_libc.prctl(_PR_GET_NAME, name, 0, 0, 0), "prctl(PR_GET_NAME)")
-    return name.value.decode()
+    return name.value
 
 
-def set_name(name: str) -> None:
-    """What /proc/<pid>/comm says of this thread, and of children that start from now on."""
-    _check(_libc.prctl(_PR_SET_NAME, name.encode()[:15], 0, 0, 0), "prctl(PR_SET_NAME)")
+def _set_name(name: bytes) -> None:
+    """What /proc/<pid>/comm is to say of this thread, and of children that start from now on."""
+    _check(_libc.prctl(_PR_SET_NAME, name[:15], 0, 0, 0), "prctl(PR_SET_NAME)")
 
 
 def forget_arguments() -> None:

@@ -15,14 +15,18 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from envs.sandbox import linux
 from envs.sandbox.limits import WATCH_INTERVAL_S, MemoryWatch
 
+IGNORED = (signal.SIGINT, signal.SIGPIPE, signal.SIGXFSZ)
+"""Signals that a supervisor ignores. All others are as the kernel has them, and so for its children."""
 CHUNK = 2**16
 """Bytes of one read or write."""
 _FREE_READS = 2**22
 """Bytes of one command's output that are read at full speed. Endless writers then wait for the supervisor."""
 GRACE_S = 2.0
 """For processes to end after SIGKILL."""
+_SACRIFICED = b"500"
 TIMED_OUT = 124
 """Exit code of a command that was killed at its deadline, as timeout(1) says it."""
 
@@ -80,14 +84,33 @@ class Inside:
 
     workdir: str
     environment: dict[str, str]
-    prepare_child: Callable[[], None]
-    """Applies the resource limits; called in a new child before it runs anything."""
+    bound: Callable[[int], None]
+    """Applies the resource limits to a new child, before it runs anything of others; 0: the caller is it."""
     members: Callable[[], set[int]]
     """All processes of the sandbox, in this process's PID namespace."""
+    score: int
+    """Descriptor of this process's oom_score_adj (proc_pid_oom_score_adj(5))."""
     init_pid: int = 1
     """PID 1 of the sandbox, in this process's PID namespace."""
     memory: MemoryWatch | None = None
     """Looks at the memory, where the kernel does not see to that."""
+
+
+def start_child(inside: Inside, start: Callable[[], int]) -> int:
+    """The child that `start` makes: when memory runs out, the kernel takes it and what comes of it, and not us.
+
+    Raises:
+        OSError: from `start`.
+    """
+    usual = os.pread(inside.score, 32, 0)
+    os.pwrite(inside.score, _SACRIFICED, 0)
+    pid = -1
+    try:
+        pid = start()
+    finally:
+        if pid:  # not in a child
+            os.pwrite(inside.score, usual, 0)
+    return pid
 
 
 def spawn(
@@ -106,7 +129,7 @@ def spawn(
     Raises:
         OSError: no more processes may be made.
     """
-    pid = os.fork()
+    pid = start_child(inside, os.fork)
     if pid:
         return pid
     code = 127
@@ -115,11 +138,11 @@ def spawn(
         os.dup2(stdin, 0)
         os.dup2(output if stdout is None else stdout, 1)
         os.dup2(output, 2)
-        for number in range(1, signal.NSIG):
-            with contextlib.suppress(OSError, ValueError):
-                signal.signal(number, signal.SIG_DFL)
-        signal.set_wakeup_fd(-1)
-        inside.prepare_child()
+        for number in IGNORED:
+            signal.signal(number, signal.SIG_DFL)
+        # A process that others of its user may look into, as usual; /proc/self is closed to it otherwise.
+        linux.set_dumpable(True)
+        inside.bound(0)
         os.chdir(directory)
         run()
         code = 0

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from composer.contract import ExecResult, SandboxLimits, SandboxStats, Snapshot
 from composer.errors import SandboxError, SandboxStartError
-from envs.sandbox import frames
+from envs.sandbox import frames, warm
 from envs.sandbox.control import ForkServerClient
 from envs.sandbox.limits import OVERHEAD_PROCESSES, ControlGroup
 
@@ -57,11 +57,28 @@ class BubblewrapSandbox:
         group: ControlGroup | None,
         keeper: Keeper,
         num_sleepers: int,
+        python: bool,
     ) -> None:
-        """The fork server is about to be asked for it; `keeper` is the backend, the sleepers are the profile's."""
+        """The fork server is about to be asked for it.
+
+        Args:
+            id: shown in messages.
+            name: by which the fork server knows it.
+            workdir: see `composer.contract.Sandbox`.
+            limits: of this sandbox.
+            server: the fork server.
+            channel: to the supervisor.
+            group: its control groups, if there are any.
+            keeper: the backend.
+            num_sleepers: processes that belong to the profile.
+            python: whether the fork server has imported pytest.
+        """
         self.id, self.workdir = id, workdir
         self._name, self._limits, self._server, self._channel, self._group = name, limits, server, channel, group
-        self._keeper, self._num_sleepers = keeper, num_sleepers
+        self._keeper, self._python = keeper, python
+        self._num_own = OVERHEAD_PROCESSES - 1 + num_sleepers
+        self._warm: socket.socket | None = None
+        """Channel to the second supervisor, which has pytest; it is there from the first command for it on."""
         self._waiting: list[asyncio.Future[None]] = []
         self._reason, self._lost = "", ""
         self._is_busy = False
@@ -117,7 +134,36 @@ class BubblewrapSandbox:
         """
         request = {"op": "exec", "argv": list(argv), "env": dict(env or {})}
         with channel or contextlib.nullcontext():
-            return await self._command(request, stdin, timeout_s, -1 if channel is None else channel.fileno())
+            through = self._warm_up() if self._python and warm.serves(argv, request["env"]) else None
+            fd = -1 if channel is None else channel.fileno()
+            return await self._command(request, stdin, timeout_s, fd, through)
+
+    def _warm_up(self) -> socket.socket:
+        """The channel to the second supervisor.
+
+        Raises:
+            SandboxError: the sandbox is gone.
+        """
+        self._check()
+        if self._warm is None:
+            ours, theirs = socket.socketpair()
+            fds = [theirs.fileno()]
+            try:
+                if self._group is not None:
+                    self._group.allow_another()
+                    fds += [*self._group.open_for_attach(), self._group.open_members()]
+                self._server.warm(self._name, fds)
+            except OSError as e:
+                ours.close()
+                raise self._gone() from e
+            finally:
+                for fd in fds[1:]:
+                    os.close(fd)
+                theirs.close()
+            ours.setblocking(False)
+            self._warm = ours
+            self._num_own += 1
+        return self._warm
 
     async def read(self, path: str, max_bytes: int = 2**20) -> bytes:
         """Read a file (at most `max_bytes` of it) as the sandbox's user.
@@ -213,8 +259,7 @@ class BubblewrapSandbox:
             usage = self._group.usage()
         except OSError as e:
             raise self._gone() from e
-        ours = OVERHEAD_PROCESSES - 1 + self._num_sleepers
-        return SandboxStats(usage.peak_memory_bytes, usage.cpu_seconds, max(0, usage.num_processes - ours))
+        return SandboxStats(usage.peak_memory_bytes, usage.cpu_seconds, max(0, usage.num_processes - self._num_own))
 
     async def stop(self) -> None:
         """End every process and remove every trace. Idempotent; raises nothing."""
@@ -243,10 +288,11 @@ class BubblewrapSandbox:
         if self._group is not None:
             self._group.remove()
         # A call that waits is woken by the end of the stream; closing the descriptor would leave it waiting for ever.
-        with contextlib.suppress(OSError):
-            self._channel.shutdown(socket.SHUT_RDWR)
+        for channel in self._channels():
+            with contextlib.suppress(OSError):
+                channel.shutdown(socket.SHUT_RDWR)
         if not self._is_busy:
-            self._channel.close()
+            self._close()
         waiting, self._waiting = self._waiting, []
         for future in waiting:
             if not future.done() and not future.get_loop().is_closed():
@@ -261,10 +307,24 @@ class BubblewrapSandbox:
             async with asyncio.timeout(timeout_s):
                 await future
 
-    async def _command(self, request: dict[str, Any], body: bytes, timeout_s: float | None, fd: int = -1) -> ExecResult:
+    def _channels(self) -> list[socket.socket]:
+        return [self._channel, *([self._warm] if self._warm is not None else [])]
+
+    def _close(self) -> None:
+        for channel in self._channels():
+            channel.close()
+
+    async def _command(
+        self,
+        request: dict[str, Any],
+        body: bytes,
+        timeout_s: float | None,
+        fd: int = -1,
+        through: socket.socket | None = None,
+    ) -> ExecResult:
         timeout = self._limits.exec_timeout_s if timeout_s is None else timeout_s
         began = time.monotonic()
-        answer, output = await self._ask(request | {"timeout_s": timeout}, body, timeout, fd)
+        answer, output = await self._ask(request | {"timeout_s": timeout}, body, timeout, fd, through)
         if number := answer.get("errno"):
             raise SandboxError(f"sandbox {self.id} could not run a command: {os.strerror(number)}")
         return ExecResult(
@@ -272,12 +332,17 @@ class BubblewrapSandbox:
         )
 
     async def _ask(
-        self, request: dict[str, Any], body: bytes = b"", timeout_s: float = 0.0, fd: int = -1
+        self,
+        request: dict[str, Any],
+        body: bytes = b"",
+        timeout_s: float = 0.0,
+        fd: int = -1,
+        through: socket.socket | None = None,
     ) -> tuple[dict[str, Any], bytes]:
         self._check()
         try:
             async with asyncio.timeout(timeout_s + _ANSWER_S):
-                answer, payload = await self._exchange(request, body, fd)
+                answer, payload = await self._exchange(request, body, fd, through)
         except TimeoutError as e:
             self._lost = f"it did not answer {request['op']!r} within {timeout_s + _ANSWER_S:g} s"
             raise self._gone() from e
@@ -292,14 +357,16 @@ class BubblewrapSandbox:
             raise SandboxError(f"sandbox {self.id} could not do {request['op']!r}: {answer['error']}")
         return answer, payload
 
-    async def _exchange(self, request: dict[str, Any], body: bytes, fd: int = -1) -> tuple[dict[str, Any], bytes]:
+    async def _exchange(
+        self, request: dict[str, Any], body: bytes, fd: int = -1, through: socket.socket | None = None
+    ) -> tuple[dict[str, Any], bytes]:
         self._is_busy = True
         try:
-            return await frames.exchange(self._channel, request, body, fd)
+            return await frames.exchange(through or self._channel, request, body, fd)
         finally:
             self._is_busy = False
             if self._reason:
-                self._channel.close()
+                self._close()
 
     def _check(self) -> None:
         if self._reason or self._lost:

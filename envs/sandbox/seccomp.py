@@ -12,6 +12,7 @@ System call numbers: arch/x86/entry/syscalls/syscall_64.tbl and include/uapi/asm
 from __future__ import annotations
 
 import errno
+import functools
 import platform
 import struct
 
@@ -89,6 +90,7 @@ def _when(number: int, body: bytes) -> bytes:
     return _instruction(_JUMP_EQUAL, number, 0, len(body) // 8) + body
 
 
+@functools.cache
 def build_filter(machine: str | None = None, shared_memory: bool = True) -> bytes:
     """Assemble the filter.
 

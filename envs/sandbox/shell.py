@@ -9,12 +9,13 @@ exit code. It gains nothing: verdicts come from `exec`, whose codes are the kern
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import select
 import signal
 import time
 
-from envs.sandbox.programs import CHUNK, GRACE_S, Inside, Result, Watch, execute, reap, spawn
+from envs.sandbox.programs import CHUNK, GRACE_S, IGNORED, Inside, Result, Watch, reap, start_child
 
 _OUTPUT_FD, _COMMAND_FD, _STATUS_FD = 197, 198, 199
 # The streams are given anew to each command, since the one before may have closed its own by `exec`.
@@ -52,7 +53,9 @@ class PersistentShell:
             try:
                 self._start()
             except OSError as e:
-                return Result(126, f"cannot fork: {e.strerror}\n".encode())
+                what = "cannot fork" if e.filename is None else os.fsdecode(e.filename)
+                message = f"{what}: {e.strerror}\n".encode(errors="surrogateescape")
+                return Result(127 if isinstance(e, FileNotFoundError) else 126, message)
         keep = self._inside.members() - {self._pid}
         watch = Watch(self._inside, self._output, cap, timeout_s, keep)
         if self._send(command + b"\0", time.monotonic() + timeout_s):
@@ -103,20 +106,32 @@ class PersistentShell:
         for fd in (self._command, self._status, self._output):
             os.set_blocking(fd, False)
 
-        def run() -> None:
-            os.dup2(output_write, _OUTPUT_FD)
-            os.dup2(command_read, _COMMAND_FD)
-            os.dup2(status_write, _STATUS_FD)
-            execute(["bash", "--noprofile", "--norc", "-c", _LOOP], self._inside.environment)
-
+        streams = {0: null, 1: output_write, 2: output_write}
+        streams |= {_OUTPUT_FD: output_write, _COMMAND_FD: command_read, _STATUS_FD: status_write}
         try:
-            directory = self._directory if os.path.isdir(self._directory) else self._inside.workdir  # noqa: PTH112
-            self._pid = spawn(self._inside, run, null, output_write, directory)
+            os.chdir(self._directory if os.path.isdir(self._directory) else self._inside.workdir)  # noqa: PTH112
+            # Not by a fork, which would copy what this process has in memory. So bash has no limits when it begins;
+            # but it has nothing to run either, before the first command is sent.
+            start = functools.partial(
+                os.posix_spawnp,
+                "bash",
+                ["bash", "--noprofile", "--norc", "-c", _LOOP],
+                self._inside.environment,
+                file_actions=[(os.POSIX_SPAWN_DUP2, fd, number) for number, fd in streams.items()],
+                setsid=True,
+                setsigdef=IGNORED,
+            )
+            self._pid = start_child(self._inside, start)
             self._pidfd = os.pidfd_open(self._pid)
+            self._inside.bound(self._pid)
         except OSError:
+            if self._pid:
+                os.kill(self._pid, signal.SIGKILL)
+                os.waitpid(self._pid, 0)
             self._close()
             raise
         finally:
+            os.chdir("/")
             for fd in (command_read, status_write, output_write, null):
                 os.close(fd)
 

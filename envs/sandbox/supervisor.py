@@ -1,4 +1,6 @@
-"""The supervisor of one sandbox: a fork of the fork server that joined the sandbox's namespaces and works there.
+"""The supervisor of one sandbox: a fork of the launcher that joined the sandbox's namespaces and works there.
+
+What all of them need is done before the fork: each page that a child touches has to be copied.
 
 It has the sandbox's user, control group, file system and seccomp filter, no capability, and no way back. So whatever
 path it is asked to open is resolved by the kernel inside the sandbox, with the sandbox user's rights and limits:
@@ -16,15 +18,14 @@ import select
 import signal
 import socket
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NoReturn
 
 from envs.sandbox import frames, limits, linux, warm
 from envs.sandbox.programs import Inside, Result, execute, kill_others, run_program
-from envs.sandbox.realism import network
-from envs.sandbox.realism.profile import Profile
+from envs.sandbox.rootfs import Rootfs
+from envs.sandbox.seccomp import build_filter
 from envs.sandbox.shell import PersistentShell
 
 _SANDBOX_NAMESPACES = (
@@ -47,7 +48,7 @@ _MAX_ENTRIES = 100_000
 
 @dataclass(frozen=True)
 class Assignment:
-    """What the fork server hands to a new supervisor."""
+    """What a new supervisor is to work on."""
 
     init_pidfd: int
     """The sandbox's PID 1."""
@@ -62,8 +63,48 @@ class Assignment:
     environment: dict[str, str]
     limits: dict[str, int]
     seccomp: bytes
-    warm: bool
-    profile: Profile
+    shifts_clocks: bool
+    """Whether the sandbox may have a time namespace of its own."""
+    sleepers: tuple[str, ...] = ()
+    """Names of processes to start that do nothing."""
+    warm: bool = False
+    """Whether this process has imported pytest and answers for it (warm.py)."""
+
+
+def assign(
+    request: dict[str, Any],
+    fds: Sequence[int],
+    tree: Rootfs,
+    environment: dict[str, str],
+    sleepers: tuple[str, ...] = (),
+    warm: bool = False,
+) -> Assignment:
+    """An assignment as the fork server asks for it.
+
+    Args:
+        request: `init_pid`, `grouped` (whether there are control groups), and `limits`.
+        fds: the pidfd, the channel, and of control groups what has to be written to and the directory.
+        tree: what the sandbox sees.
+        environment: of every program in it.
+        sleepers: see `Assignment`.
+        warm: see `Assignment`.
+    """
+    init_pidfd, channel, *rest = fds
+    members = rest.pop() if request["grouped"] else -1
+    return Assignment(
+        init_pidfd,
+        channel,
+        tuple(rest),
+        members,
+        request["init_pid"],
+        tree.workdir,
+        environment,
+        request["limits"],
+        build_filter(shared_memory=request["grouped"]),
+        tree.profile.uptime_s is not None,
+        sleepers,
+        warm,
+    )
 
 
 def run(assignment: Assignment) -> NoReturn:
@@ -71,8 +112,8 @@ def run(assignment: Assignment) -> NoReturn:
     channel = socket.socket(fileno=assignment.channel)
     try:
         try:
-            proc, namespace = _join(assignment)
-            inside = _look_around(assignment, proc, namespace)
+            proc, namespace, score = _join(assignment)
+            inside = _look_around(assignment, proc, namespace, score)
         except BaseException as e:  # noqa: BLE001 - the last chance to say why
             # Unread, the first request would make the kernel drop this answer when the socket closes.
             frames.receive(channel)
@@ -85,15 +126,13 @@ def run(assignment: Assignment) -> NoReturn:
         os._exit(1)
 
 
-def _join(assignment: Assignment) -> tuple[int, int]:
+def _join(assignment: Assignment) -> tuple[int, int, int]:
     """Take on the sandbox's limits, namespaces, user and filter.
 
     Returns:
-        A directory descriptor of the outer /proc, and the sandbox's PID namespace by its inode.
+        A directory descriptor of the outer /proc, the sandbox's PID namespace by its inode, and the file descriptor of
+        this process's oom_score_adj.
     """
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD):
-        signal.signal(number, signal.SIG_DFL)
-    signal.set_wakeup_fd(-1)
     keep = sorted({assignment.init_pidfd, assignment.channel, *assignment.attach, max(assignment.members, 2)} - {2})
     for low, high in itertools.pairwise((2, *keep, resource.getrlimit(resource.RLIMIT_NOFILE)[0])):
         os.closerange(low + 1, high)
@@ -102,14 +141,8 @@ def _join(assignment: Assignment) -> tuple[int, int]:
         os.close(fd)
     proc = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     namespace = os.stat(f"{assignment.init_pid}/ns/pid", dir_fd=proc).st_ino  # the sandbox's user may not look
-    if os.getuid() == 0 and Path("/proc/self/setgroups").read_text().strip() == "allow":
-        os.setgroups([])
-    if assignment.profile.network is not None:
-        # The network belongs to a user namespace around the sandbox's own: this has to come first.
-        linux.setns(assignment.init_pidfd, linux.CLONE_NEWNET)
-        with contextlib.suppress(OSError):  # a kernel without such interfaces
-            network.configure(assignment.profile.network)
-    shifted = assignment.profile.uptime_s is not None and os.path.exists("/proc/self/ns/time")  # noqa: PTH110
+    score = os.open("self/oom_score_adj", os.O_RDWR | os.O_CLOEXEC, dir_fd=proc)
+    shifted = assignment.shifts_clocks and os.path.exists("/proc/self/ns/time")  # noqa: PTH110
     linux.setns(assignment.init_pidfd, _SANDBOX_NAMESPACES | (linux.CLONE_NEWTIME if shifted else 0))
     os.close(assignment.init_pidfd)
     os.setresgid(_UID, _UID, _UID)
@@ -120,17 +153,13 @@ def _join(assignment: Assignment) -> tuple[int, int]:
     linux.set_no_new_privileges()
     linux.install_seccomp(assignment.seccomp)
     os.umask(0o022)
-    os.environ.clear()
-    os.environ.update(assignment.environment)
     os.chdir("/")
-    return proc, namespace
+    return proc, namespace, score
 
 
-def _look_around(assignment: Assignment, proc: int, namespace: int) -> Inside:
+def _look_around(assignment: Assignment, proc: int, namespace: int, score: int) -> Inside:
     watched = assignment.members < 0
-    own_name = linux.own_name()
-    sleepers = {linux.start_sleeper(name) for name in assignment.profile.processes}
-    linux.set_name(own_name)
+    sleepers = linux.start_sleepers(assignment.sleepers) if assignment.sleepers else set()
 
     def members() -> set[int]:
         if not watched:
@@ -138,15 +167,11 @@ def _look_around(assignment: Assignment, proc: int, namespace: int) -> Inside:
         pids = (int(name) for name in os.listdir(proc) if name.isdigit() and _namespace(proc, name) == namespace)  # noqa: PTH208
         return {assignment.init_pid, *pids} - sleepers
 
-    def prepare_child() -> None:
-        # A process that others of its user may look into, as usual; /proc/self is closed to it otherwise.
-        linux.set_dumpable(True)
-        # When memory runs out, the kernel is to take the program and not its supervisor.
-        Path("/proc/self/oom_score_adj").write_text("500")
-        limits.apply_rlimits(assignment.limits, watched)
+    def bound(pid: int) -> None:
+        limits.apply_rlimits(assignment.limits, watched, pid)
 
     watch = limits.MemoryWatch(proc, members, assignment.limits["memory_bytes"]) if watched else None
-    return Inside(assignment.workdir, assignment.environment, prepare_child, members, assignment.init_pid, watch)
+    return Inside(assignment.workdir, assignment.environment, bound, members, score, assignment.init_pid, watch)
 
 
 def _namespace(proc: int, pid: str) -> int:
