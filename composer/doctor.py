@@ -14,7 +14,6 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from urllib.parse import urlsplit
 
-import psutil
 from rich.console import Console
 from rich.table import Table
 
@@ -24,6 +23,7 @@ from composer.instantiate import instantiate
 from composer.plan import RunPlan, make_plan
 from composer.plan_table import WIDTH_IN_LOGS
 from composer.rehearsal import rehearse
+from composer.rollout.pressure import available_memory_bytes
 from composer.schema import Accelerator, Config, Stage, SyncMethod
 from composer.tracking.console import bytes_text
 
@@ -142,7 +142,7 @@ def _resources(config: Config, plan: RunPlan) -> Iterator[Finding]:
     detail = f"{cores} cores, {threads} thread(s) a process"
     yield Finding("cores", threads <= cores, detail, f"set parallel.threads_per_process={cores} or less", required=cpu)
     need = _host_bytes(plan) if cpu else 8 * 2**30
-    there = _available_memory()
+    there = available_memory_bytes()
     yield Finding(
         "memory",
         there >= need,
@@ -173,17 +173,6 @@ def _host_bytes(plan: RunPlan) -> int:
     trainer = counts.get("trainer", 0) * plan.memory_bytes("trainer rank")
     generator = counts.get("generator", 0) * plan.memory_bytes("generator process")
     return trainer + generator + (sum(counts.values()) + 1) * _PROCESS_BYTES
-
-
-def _available_memory() -> int:
-    """Memory that a new process may use, in bytes: the machine's, or what the container leaves."""
-    there = psutil.virtual_memory().available
-    try:
-        limit = int(Path("/sys/fs/cgroup/memory.max").read_text(encoding="ascii"))
-        used = int(Path("/sys/fs/cgroup/memory.current").read_text(encoding="ascii"))
-    except (OSError, ValueError):
-        return there
-    return min(there, limit - used)
 
 
 def _gpu(config: Config, plan: RunPlan) -> Finding:

@@ -28,6 +28,7 @@ from composer.rollout.chat import TEMPLATES, Chat, install_template
 from composer.rollout.episode import Env, EnvSettings, Rubric
 from composer.rollout.generator import GeneratorPool, Replica
 from composer.rollout.parts import BlockedLoop, make_task
+from composer.rollout.pool import PoolSettings, SandboxPool
 from composer.rollout.sessions import Session, record_sessions, render_session, session_text
 from composer.rundir import find_plugins
 from composer.schema import ChatTemplate, Config, SourceKind, Stage, TargetConfig
@@ -233,7 +234,8 @@ class EnvWorker:
         def make(target: TargetConfig, key: str, **given: Any) -> Any:
             return instantiate(target, config.plugins, key=key, **given)
 
-        self.backend = make(env.sandbox, "env.sandbox", run_label=run_label)
+        backend = make(env.sandbox, "env.sandbox", run_label=run_label)
+        self.backend = SandboxPool(backend, PoolSettings.from_config(env.pool))
         accuracy = config.mix.sessions.expert_accuracy
         self.taskset = make(env.taskset, "env.taskset", expert_accuracy=accuracy, seed=config.seed)
         self.tools = [make(t, f"env.tools.{name}") for name, t in env.tools.items()]

@@ -25,7 +25,7 @@ from composer.choices import (
     SyncMethod,
 )
 from composer.schema.algorithm import AlgorithmConfig, LengthPenaltyConfig
-from composer.schema.env import EnvConfig, LimitsConfig
+from composer.schema.env import EnvConfig, LimitsConfig, PoolConfig
 from composer.schema.fields import TargetConfig, number
 from composer.schema.mix import MixConfig, PhaseConfig, SessionsConfig, SourceConfig
 from composer.schema.model import ModelConfig
@@ -44,6 +44,7 @@ __all__ = [
     "GeneratorConfig",
     "LengthPenaltyConfig",
     "LimitsConfig",
+    "PoolConfig",
     "LossKind",
     "MixConfig",
     "ModelConfig",

@@ -33,6 +33,24 @@ class LimitsConfig:
 
 
 @dataclass(frozen=True)
+class PoolConfig:
+    """Sandboxes that are kept ready, and the pressure on an env worker's machine at which new ones wait."""
+
+    warm: int = number(2, 0)
+    """Sandboxes of a kind (same limits, same image) that are kept ready; 0: each is started when it is needed."""
+    idle_s: float = number(60.0, LEAST_SECONDS, SECONDS)
+    """A sandbox that nobody has taken for so long is stopped."""
+    wait_s: float = number(600.0, LEAST_SECONDS, SECONDS)
+    """A start that pressure has held up for longer fails: the episode has no reward."""
+    runnable_per_cpu: float = number(16.0, above=0)
+    """A start waits while more threads a CPU run or could run."""
+    memory_left_bytes: int = number(2**30, 0, BYTES)
+    """A start waits while less memory is available."""
+    disk_left_bytes: int = number(2**30, 0, BYTES)
+    """A start waits while less is free on the disk of temporary files."""
+
+
+@dataclass(frozen=True)
 class EnvConfig:
     """Tasks, tools and ending of an episode, and the machine it happens on."""
 
@@ -70,3 +88,5 @@ class EnvConfig:
     """Episodes at a time in one env worker."""
     num_workers: int = number(1, 1)
     """Env workers (processes)."""
+    pool: PoolConfig = field(default_factory=PoolConfig)
+    """Of each env worker."""
