@@ -148,7 +148,9 @@ class BubblewrapBackend:
     def _launch(self) -> ForkServerClient:
         for folder, _ in self.folders:
             if not Path(folder).is_dir():
-                raise SandboxStartError(f"folders: there is no folder {folder!r} on this machine: make it, or name another")
+                raise SandboxStartError(
+                    f"folders: there is no folder {folder!r} on this machine: make it, or name another"
+                )
         try:
             rootfs = Rootfs(
                 self.workdir,
