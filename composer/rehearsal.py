@@ -39,7 +39,7 @@ def rehearse(config: Config) -> list[str]:
         ConfigError: a target refuses its arguments, or a tool is missing without which no session is ever complete.
     """
     tuned = [n for n, p in config.mix.phases.items() if p.kind is PhaseKind.sft] * (Stage.pretrain in config.stages)
-    if not tuned and not generates(config):
+    if not tuned and (not generates(config) or config.env.agent.command):  # an agent has tools of its own
         return []
     return asyncio.run(_rehearse(config, tuned))
 

@@ -15,6 +15,10 @@ from typing import Any
 
 NO_LABEL = -100
 """The label of a position from which nothing is learned; what torch's and torchtitan's cross-entropy ignore."""
+PREVIOUS = -1
+"""As a turn's parent: the turn before it."""
+FRESH = -2
+"""As a turn's parent: none, its prompt is the whole context."""
 
 
 class Split(StrEnum):
@@ -62,7 +66,8 @@ class Message:
     """A chat message. `content` of an assistant message is the generated text, tool calls included."""
 
     role: str
-    """system, user, assistant or tool."""
+    """system, user, assistant or tool; history: an assistant's words that an external agent brings, and that no turn
+    of the episode generated."""
     content: str
     tool_calls: tuple[ToolCall, ...] = ()
 
@@ -87,7 +92,7 @@ class Turn:
     """One request to the generator and what followed."""
 
     prompt_ids: list[int]
-    """Ids added to the context before generating: the first prompt, later the tool results."""
+    """Ids added to the parent's context before generating: the first prompt, later the tool results."""
     generation: Generation
     tool_calls: list[ToolCall] = field(default_factory=list)
     observation: str = ""
@@ -96,6 +101,8 @@ class Turn:
     """Wall time of the whole turn."""
     generation_seconds: float = 0.0
     """The part of it in which the policy was asked; the rest went to the tools."""
+    parent: int = PREVIOUS
+    """The number of the turn whose context it goes on from, prompt and generated tokens; or `PREVIOUS`, or `FRESH`."""
 
 
 class Outcome(StrEnum):
@@ -110,9 +117,26 @@ class Outcome(StrEnum):
     INFRASTRUCTURE_ERROR = "infrastructure_error"
 
 
+@dataclass(frozen=True)
+class TokenPath:
+    """One context from its first token to where it ended. All lists have length T."""
+
+    token_ids: list[int]
+    loss_mask: list[bool]
+    """True at the generated tokens that no earlier path of the episode has."""
+    log_probs: list[float]
+    """The sampler's log-probabilities; 0.0 where `loss_mask` is false."""
+    policy_version: int
+    """The oldest version that generated one of the tokens under `loss_mask`."""
+
+
 @dataclass
 class Trajectory:
-    """The record of one episode."""
+    """The record of one episode.
+
+    Its turns are a forest: most episodes have one path through all turns; agents with sub-agents, or that start anew
+    from a summary, have several. `token_ids`, `loss_mask` and `log_probs` are those of all paths, one after the other.
+    """
 
     task_id: str
     group_id: str
@@ -130,21 +154,63 @@ class Trajectory:
     metadata: dict[str, Any] = field(default_factory=dict)
 
     @property
+    def parents(self) -> list[int | None]:
+        """By turn: the number of the turn whose context it goes on from, None if it starts a context."""
+        parents = [number - 1 if t.parent == PREVIOUS else t.parent for number, t in enumerate(self.turns)]
+        return [None if parent < 0 else parent for parent in parents]
+
+    @property
+    def paths(self) -> list[TokenPath]:
+        """The contexts that no other one continues, in the order of their last turns.
+
+        Every generated token is under the loss mask of exactly one of them: the first that has it.
+
+        Raises:
+            ValueError: a turn goes on from itself or from a later one.
+        """
+        parents = self.parents
+        if any(parent is not None and parent >= number for number, parent in enumerate(parents)):
+            raise ValueError(f"episode {self.episode_id}: a turn goes on from one that was not before it: {parents}")
+        seen: set[int] = set()
+        paths = []
+        for leaf in (number for number in range(len(self.turns)) if number not in parents):
+            line, number = [leaf], parents[leaf]
+            while number is not None:
+                line.append(number)
+                number = parents[number]
+            paths.append(self._path(line[::-1], seen))
+            seen.update(line)
+        return paths
+
+    def _path(self, line: list[int], seen: set[int]) -> TokenPath:
+        """The turns `line` in a row; of those in `seen`, nothing is learned."""
+        ids: list[int] = []
+        mask: list[bool] = []
+        log_probs: list[float] = []
+        versions: list[int] = []
+        for number in line:
+            prompt, generation = self.turns[number].prompt_ids, self.turns[number].generation
+            fresh = number not in seen
+            ids += [*prompt, *generation.token_ids]
+            mask += [False] * len(prompt) + [fresh] * len(generation.token_ids)
+            log_probs += [0.0] * len(prompt) + [p if fresh else 0.0 for p in generation.log_probs]
+            versions += generation.policy_versions if fresh else []
+        return TokenPath(ids, mask, log_probs, min(versions, default=0))
+
+    @property
     def token_ids(self) -> list[int]:
         """The whole context, [T]: prompts, generated tokens and tool results in order."""
-        return [i for t in self.turns for i in (*t.prompt_ids, *t.generation.token_ids)]
+        return [i for path in self.paths for i in path.token_ids]
 
     @property
     def loss_mask(self) -> list[bool]:
-        """[T], true exactly at the tokens that the policy generated."""
-        return [
-            m for t in self.turns for m in (*(False for _ in t.prompt_ids), *(True for _ in t.generation.token_ids))
-        ]
+        """[T], true exactly at the tokens that the policy generated; where paths share some, in the first of them."""
+        return [m for path in self.paths for m in path.loss_mask]
 
     @property
     def log_probs(self) -> list[float]:
         """[T], the sampler's log-probabilities; 0.0 where `loss_mask` is false."""
-        return [p for t in self.turns for p in (*(0.0 for _ in t.prompt_ids), *t.generation.log_probs)]
+        return [p for path in self.paths for p in path.log_probs]
 
     @property
     def num_generated_tokens(self) -> int:
@@ -179,6 +245,7 @@ class Trajectory:
                 observation=t["observation"],
                 seconds=t["seconds"],
                 generation_seconds=t["generation_seconds"],
+                parent=t.get("parent", PREVIOUS),  # records of before there were branches have none
             )
             for t in d["turns"]
         ]

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from composer import config as config_files
 from composer.contract import Tool
+from composer.gateway.agent import AgentProgram, ExternalHarness
 from composer.instantiate import instantiate
 from composer.layout import Layout
 from composer.rehearsal import check_lengths
@@ -242,6 +243,8 @@ class EnvWorker:
         graders = {name: make(t, f"env.graders.{name}") for name, t in env.graders.items()}
         self.rubric = Rubric(graders, env.grader_weights)
         self.settings = EnvSettings.from_config(env, config.generator.max_model_len)
+        self.program = AgentProgram.from_config(env.agent)
+        self.external: ExternalHarness | None = None
         self.generators: GeneratorPool | None = None
         self._num_recorded = 0
 
@@ -321,6 +324,9 @@ class EnvWorker:
         await preflight.check_sight(private, self.backend, self.settings.limits)
         image = make_task(self.taskset, Split.TRAIN, 0).image
         await preflight.check_tools(self.tools, self.backend, self.settings.limits, image)
+        if self.program is not None:
+            program = self.program
+            await preflight.check_agent(program.command, program.environment, self.backend, self.settings.limits, image)
         await preflight.check_tasks(self.taskset, self.rubric, self.backend, self.settings.episode_timeout_s)
 
     async def connect(self, replicas: Mapping[str, Any]) -> None:
@@ -332,6 +338,8 @@ class EnvWorker:
         self._watch_loop()
         self.generators = GeneratorPool(dict(replicas), self.config.generator.request_timeout_s)
         self.chat = Chat.load(self.layout.tokenizer)
+        if self.program is not None:
+            self.external = ExternalHarness(self.program, self.chat, self.settings)
         self.env = Env(
             self.settings,
             chat=self.chat,
@@ -339,6 +347,7 @@ class EnvWorker:
             tools=self.tools,
             rubric=self.rubric,
             backend=self.backend,
+            harness=self.external,
         )
 
     async def run_group(self, split: Split, index: int, group_id: str, size: int, temperature: float) -> Group:
@@ -378,8 +387,10 @@ class EnvWorker:
         os._exit(1)
 
     async def stop(self) -> None:
-        """Stop every sandbox."""
+        """Stop every sandbox, and the gateway of an agent program."""
         await self.backend.close()
+        if self.external is not None:
+            await self.external.close()
 
 
 def wants_sessions(config: Config) -> bool:

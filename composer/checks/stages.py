@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from composer.checks.common import (
     data_parallel_ranks,
@@ -189,7 +189,7 @@ def check_env(config: Config) -> None:
     env = config.env
     if not generates(config):
         return
-    require(bool(env.tools), "env.tools", {}, "an episode needs at least one tool")
+    _check_agent(config)
     require(bool(env.graders), "env.graders", {}, "a rubric needs at least one grader")
     for name in env.grader_weights:
         require(
@@ -221,3 +221,25 @@ def check_env(config: Config) -> None:
         timeout,
         f"a group must outlive its episodes: at least env.episode_timeout_s ({env.episode_timeout_s:g})",
     )
+
+
+def _check_agent(config: Config) -> None:
+    """Who plays: an agent program, whose prompts and tools are its own, or the product's own harness, which has tools.
+
+    Raises:
+        PlanError: the first relation that does not hold.
+    """
+    env, agent = config.env, config.env.agent
+    if not agent.command:
+        require(bool(env.tools), "env.tools", {}, "an episode needs at least one tool")
+        for name in ("environment", "files"):
+            value = getattr(agent, name)
+            require(not value, f"env.agent.{name}", value, "is the agent program's: give env.agent.command too")
+        return
+    for name, file in agent.files.items():
+        key = f"env.agent.files.{name}.path"
+        require(PurePosixPath(file.path).is_absolute(), key, file.path, "must be an absolute path in the sandbox")
+    remedy = "an agent program writes its own prompts (env.agent.command): leave it at its default"
+    require(not env.prompt_dropout, "env.prompt_dropout", env.prompt_dropout, remedy)
+    no_prompt = config.evaluation.no_prompt
+    require(not no_prompt, "evaluation.no_prompt", no_prompt, remedy)

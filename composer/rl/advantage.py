@@ -37,7 +37,8 @@ def length_cost(x: float, k: float, q: float) -> float:
 
 def effort(trajectory: Trajectory, weights: LengthPenaltyConfig) -> float:
     """The weighted sum x that the length penalty is a function of."""
-    tool_tokens = sum(len(turn.prompt_ids) for turn in trajectory.turns[1:])
+    starts = zip(trajectory.turns, trajectory.parents, strict=True)
+    tool_tokens = sum(len(turn.prompt_ids) for turn, parent in starts if parent is not None)
     return (
         weights.generated_tokens * trajectory.num_generated_tokens
         + weights.tool_output_tokens * tool_tokens

@@ -21,7 +21,7 @@ from composer.rl.ledger import Ledger, LedgerState
 from composer.rl.packing import PackedRows, pack
 from composer.rl.samples import group_metrics, make_samples
 from composer.schema import AlgorithmConfig
-from composer.types import Group, Sample, Split, Trajectory
+from composer.types import Group, Sample, Split, TokenPath
 
 PROBE_TOKENS = 512
 """Of the sequence on which both engines compare log-probabilities after each load."""
@@ -288,13 +288,17 @@ class Controller:
         if not self.algorithm.kl_coefficient:
             return None
         episodes = [t for g in groups for t in g.trajectories if t.reward is not None]
-        scores = await self.policy.reference_score([t.token_ids for t in episodes])
-        return {t.episode_id: _k1(t, reference) for t, reference in zip(episodes, scores, strict=True)}
+        paths = [(t.episode_id, path) for t in episodes for path in t.paths]
+        scores = await self.policy.reference_score([path.token_ids for _, path in paths])
+        kl = dict.fromkeys((t.episode_id for t in episodes), 0.0)
+        for (episode_id, path), reference in zip(paths, scores, strict=True):
+            kl[episode_id] += _k1(path, reference)
+        return kl
 
 
-def _k1(trajectory: Trajectory, reference: Sequence[float]) -> float:
+def _k1(path: TokenPath, reference: Sequence[float]) -> float:
     """`reference[i]` belongs to token i + 1."""
-    triples = zip(trajectory.loss_mask[1:], trajectory.log_probs[1:], reference, strict=True)
+    triples = zip(path.loss_mask[1:], path.log_probs[1:], reference, strict=True)
     return sum(sampled - ref for generated, sampled, ref in triples if generated)
 
 

@@ -13,7 +13,9 @@ from composer.types import Group, Outcome, Sample
 def make_samples(
     groups: Sequence[Group], algorithm: AlgorithmConfig, kl: Mapping[str, float] | None = None
 ) -> list[Sample]:
-    """One sample an episode that has a reward.
+    """One sample for each path of an episode that has a reward: of most episodes, one.
+
+    All generated tokens of an episode have its advantage, on whichever path they are.
 
     Args:
         groups: sibling episodes; those lost to infrastructure are left out.
@@ -30,17 +32,17 @@ def make_samples(
         for trajectory, advantage in zip(group.trajectories, advantages, strict=True):
             if advantage is None or trajectory.num_generated_tokens == 0:
                 continue
-            mask = trajectory.loss_mask
-            samples.append(
-                Sample(
-                    token_ids=trajectory.token_ids,
-                    loss_mask=mask,
-                    log_probs=trajectory.log_probs,
-                    advantages=[advantage if m else 0.0 for m in mask],
-                    group_id=group.id,
-                    policy_version=trajectory.oldest_policy_version,
+            for path in trajectory.paths:
+                samples.append(
+                    Sample(
+                        token_ids=path.token_ids,
+                        loss_mask=path.loss_mask,
+                        log_probs=path.log_probs,
+                        advantages=[advantage if m else 0.0 for m in path.loss_mask],
+                        group_id=group.id,
+                        policy_version=path.policy_version,
+                    )
                 )
-            )
     return samples
 
 
@@ -68,6 +70,7 @@ def group_metrics(groups: Sequence[Group], version: int) -> dict[str, float]:
         "staleness/max": float(max(staleness)),
         "episode/generated_tokens": mean([t.num_generated_tokens for t in episodes]),
         "episode/turns": mean([len(t.turns) for t in episodes]),
+        "episode/paths": mean([len(t.paths) for t in episodes]),
         "episode/seconds": mean([t.seconds for t in episodes]),
         **{f"outcome/{o.value}": outcomes[o] / total for o in Outcome},
     }

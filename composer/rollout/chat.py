@@ -90,6 +90,11 @@ shows the whole JSON schemas as Hermes and Qwen models know them."""
 _MARK = "\ue000([0-9]+)\ue001"
 
 
+_MAX_RENDERED = 256
+"""Shapes of conversations whose rendering is kept."""
+_CALL_TAGS = re.compile(f"({re.escape(CALL_OPEN)}|{re.escape(CALL_CLOSE)})")
+
+
 def _mark(number: int) -> str:
     return f"\ue000{number}\ue001"
 
@@ -275,18 +280,29 @@ class Chat:
         return text
 
     def encode_prompt(self, messages: Sequence[Message], tools: Sequence[Tool]) -> list[int]:
-        """Ids of the conversation's start, up to where the assistant begins to generate."""
+        """Ids of the conversation's start, up to where the assistant begins to generate.
+
+        Raises:
+            TokenizerError: the template refuses the conversation.
+        """
         return self._encode_parts(self._split(messages, tools))
 
     def encode_observations(self, observations: Sequence[str], tools: Sequence[Tool], ended: bool) -> list[int]:
-        """Ids of the tool results after an assistant's turn, up to where it begins to generate again.
+        """Ids of the tool results after an assistant's turn; see `encode_continuation`."""
+        return self.encode_continuation([Message("tool", o) for o in observations], tools, ended)
+
+    def encode_continuation(self, messages: Sequence[Message], tools: Sequence[Tool], ended: bool) -> list[int]:
+        """Ids of what follows an assistant's turn, up to where it begins to generate again.
 
         Args:
-            observations: results in the order of the calls.
+            messages: tool results in the order of the calls, or whatever else comes next.
             tools: the conversation's tools.
             ended: the turn ended with `end_token_id`; where it was cut, the token is added.
+
+        Raises:
+            TokenizerError: the template refuses the conversation.
         """
-        messages = [Message("user", ""), Message("assistant", ""), *(Message("tool", o) for o in observations)]
+        messages = [Message("user", ""), Message("assistant", ""), *messages]
         ids = self._encode_parts(self._split(messages, tools, start_after=1))
         return ids[1:] if ended else ids
 
@@ -302,11 +318,10 @@ class Chat:
         """
         pieces = self._pieces(tuple(m.role for m in messages), tools)
         first = 0 if start_after is None else 2 * pieces[1::2].index(str(start_after)) + 2
-        return [
-            (piece, True) if i % 2 == 0 else (messages[int(piece)].content, False)
-            for i, piece in enumerate(pieces)
-            if i >= first
-        ]
+        parts: list[tuple[str, bool]] = []
+        for i, piece in enumerate(pieces[first:], first):
+            parts += [(piece, True)] if i % 2 == 0 else _content(messages[int(piece)])
+        return parts
 
     def _pieces(self, roles: tuple[str, ...], tools: Sequence[Tool]) -> list[str]:
         """The template's text around the contents of messages, and the messages' numbers between them."""
@@ -315,6 +330,9 @@ class Chat:
             text = render(self.template, [Message(r, _mark(i)) for i, r in enumerate(roles)], tools, True)
             # The tools are kept, since an id may be given again when its object is gone.
             self._rendered[key] = (re.split(_MARK, text), list(tools))
+            if len(self._rendered) > _MAX_RENDERED:
+                del self._rendered[next(iter(self._rendered))]
+            return self._rendered[key][0]
         return self._rendered[key][0]
 
     def _encode_parts(self, parts: Iterable[tuple[str, bool]]) -> list[int]:
@@ -333,6 +351,13 @@ class Chat:
         return ids + self.encode_plain(text)
 
 
+def _content(message: Message) -> list[tuple[str, bool]]:
+    """A message's content: of an assistant's, which holds its calls, their tags are the template's own text."""
+    if message.role != "assistant":
+        return [(message.content, False)]
+    return [(piece, i % 2 == 1) for i, piece in enumerate(_CALL_TAGS.split(message.content))]
+
+
 class Conversation:
     """One conversation with tools as ids: prompt, generated tokens and tool results in order.
 
@@ -341,6 +366,7 @@ class Conversation:
         loss_mask: [T], true at generated tokens.
         messages: the same as text, for people.
         turns: what each generation added.
+        metadata: what the episode's record is to hold besides.
     """
 
     def __init__(self, chat: Chat, tools: Sequence[Tool], system_prompt: str, request: str) -> None:
@@ -349,6 +375,7 @@ class Conversation:
         self.messages = [Message("system", system_prompt)] if system_prompt else []
         self.messages.append(Message("user", request))
         self.turns: list[Turn] = []
+        self.metadata: dict[str, Any] = {}
         self.ids: list[int] = []
         self.loss_mask: list[bool] = []
         self._pending = chat.encode_prompt(self.messages, tools)

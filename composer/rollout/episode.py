@@ -15,7 +15,7 @@ from typing import Any
 from composer.contract import Grader, Sandbox, SandboxBackend, SandboxLimits, Taskset, Tool
 from composer.errors import ComposerError, GradingError
 from composer.rollout.chat import Chat
-from composer.rollout.harness import Generate, Harness, HarnessLimits, ToolClock
+from composer.rollout.harness import Generate, Harness, HarnessLimits, Plays, Recording, ToolClock
 from composer.rollout.parts import grade
 from composer.types import Group, Outcome, Task, Trajectory
 
@@ -67,7 +67,7 @@ class Rubric:
 async def run_episode(
     task: Task,
     *,
-    harness: Harness,
+    harness: Plays,
     backend: SandboxBackend,
     rubric: Rubric,
     generate: Generate,
@@ -86,7 +86,7 @@ async def run_episode(
 
     Args:
         task: the task.
-        harness: the agent loop with its tools.
+        harness: the agent loop with its tools, or an agent program of somebody else's.
         backend: starts the sandboxes of the agent and of the graders.
         rubric: what the final files are worth.
         generate: asks the policy.
@@ -100,7 +100,7 @@ async def run_episode(
         The record, whatever happened; only cancellation comes out as an exception, after the sandbox is stopped.
     """
     start = time.monotonic()
-    conversation = harness.open(task.request, with_prompt)
+    conversation: Recording = harness.open(task.request, with_prompt)
     t = Trajectory(
         task_id=task.id,
         group_id=group_id,
@@ -109,7 +109,7 @@ async def run_episode(
         messages=conversation.messages,
         outcome=Outcome.INFRASTRUCTURE_ERROR,
         reward=None,
-        metadata={} if with_prompt else {"no_prompt": True},
+        metadata=conversation.metadata if with_prompt else {"no_prompt": True},
     )
     clock = ToolClock()
     phase = "the agent"
@@ -152,7 +152,7 @@ async def run_episode(
     return t
 
 
-def _kept_by_tools(harness: Harness, sandbox: Sandbox) -> dict[str, Any]:
+def _kept_by_tools(harness: Plays, sandbox: Sandbox) -> dict[str, Any]:
     """What tools have kept for the episode, by their names: a to-do list, for one."""
     kept = {name: tool.final(sandbox) for name, tool in harness.tools.items() if hasattr(tool, "final")}  # pyright: ignore[reportAttributeAccessIssue]
     return {name: [asdict(item) for item in items] for name, items in kept.items() if items}
@@ -212,14 +212,17 @@ class Env:
         tools: Sequence[Tool],
         rubric: Rubric,
         backend: SandboxBackend,
+        harness: Plays | None = None,
     ) -> None:
         """Put the parts together, and render a first prompt so that a chat template that cannot is found now.
+
+        With a `harness`, that one plays, and not the product's own with these tools.
 
         Raises:
             TokenizerError: the chat template cannot render the tools.
         """
         self.settings, self.chat, self.taskset, self.backend, self.rubric = settings, chat, taskset, backend, rubric
-        self.harness = Harness(chat, tools, settings.system_prompt, settings)
+        self.harness: Plays = harness or Harness(chat, tools, settings.system_prompt, settings)
         self.harness.open("")
         self._slots = asyncio.Semaphore(settings.concurrency)
 

@@ -12,7 +12,7 @@ from composer.contract import ExecResult, Sandbox, Tool
 from composer.errors import GeneratorError, ToolCallError
 from composer.rollout.chat import Chat, Conversation, parse_tool_calls
 from composer.rollout.parts import call_tool
-from composer.types import Generation, Outcome, ToolCall
+from composer.types import Generation, Message, Outcome, ToolCall, Turn
 
 
 class Generate(Protocol):
@@ -98,6 +98,37 @@ class _TimedSandbox:
             return await self._sandbox.exec(*args, **kwargs)
 
 
+class Recording(Protocol):
+    """What a harness writes while an episode runs: all of it is there also when an error comes out."""
+
+    turns: list[Turn]
+    messages: list[Message]
+    metadata: dict[str, Any]
+    """Goes into the trajectory's."""
+
+
+class Plays(Protocol):
+    """What `run_episode` needs of a harness: the product's own (`Harness`), or a program of somebody else's."""
+
+    tools: dict[str, Tool]
+
+    def open(self, request: str, with_prompt: bool = True) -> Any:
+        """A `Recording` of an episode that is about to begin, as `run` takes it."""
+        ...
+
+    async def run(
+        self, conversation: Any, sandbox: Sandbox, generate: Generate, episode_id: str, clock: ToolClock, /
+    ) -> Outcome:
+        """Go on until the episode ends.
+
+        Raises:
+            GeneratorError: the policy did not answer.
+            SandboxError: the sandbox failed.
+            ToolError: a part of the env broke its contract.
+        """
+        ...
+
+
 class Harness:
     """Runs a policy with tools in a sandbox; holds nothing of an episode, so that one serves all."""
 
@@ -131,11 +162,7 @@ class Harness:
             start = time.monotonic()
             max_tokens = min(limits.max_turn_tokens, room)
             generation = await generate(list(conversation.ids), max_tokens=max_tokens, episode_id=episode_id)
-            if generation.finish_reason not in ("stop", "length") or not generation.token_ids:
-                raise GeneratorError(
-                    f"The generator ended a turn of episode {episode_id} with {generation.finish_reason!r} after "
-                    f"{len(generation.token_ids)} tokens: look at the generator's log."
-                )
+            check_generation(generation, episode_id)
             conversation.add_generation(generation, time.monotonic() - start)
             if generation.finish_reason == "length" and max_tokens == room:
                 return Outcome.CONTEXT_FULL
@@ -169,6 +196,19 @@ class Harness:
             if call.name not in self.tools:
                 raise ToolCallError(f"no tool {call.name!r}: the tools are {', '.join(self.tools)}")
         return calls
+
+
+def check_generation(generation: Generation, episode_id: str) -> None:
+    """Make sure that the policy has said something, and to an end.
+
+    Raises:
+        GeneratorError: it has not.
+    """
+    if generation.finish_reason not in ("stop", "length") or not generation.token_ids:
+        raise GeneratorError(
+            f"The generator ended a turn of episode {episode_id} with {generation.finish_reason!r} after "
+            f"{len(generation.token_ids)} tokens: look at the generator's log."
+        )
 
 
 async def execute(

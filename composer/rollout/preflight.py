@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +65,41 @@ async def check_tools(tools: Iterable[Any], backend: SandboxBackend, limits: San
             await tool.check(sandbox)
     finally:
         await sandbox.stop()
+
+
+_WHICH = "import shutil, sys; sys.exit(0 if shutil.which(sys.argv[1]) else 3)"
+
+
+async def check_agent(
+    command: Sequence[str], environment: Mapping[str, str], backend: SandboxBackend, limits: SandboxLimits, image: str
+) -> None:
+    """Look whether an agent's program can start in its sandboxes.
+
+    Args:
+        command: the program and its arguments.
+        environment: its variables.
+        backend: starts the sandbox.
+        limits: of the agent's sandbox.
+        image: of the sandbox.
+
+    Raises:
+        MachineError: the program, or the Python that carries its connections, is not there.
+        SandboxError: the sandbox failed.
+    """
+    sandbox = await backend.start({}, limits, image=image)
+    try:
+        found = await sandbox.exec(["python3", "-c", _WHICH, command[0]], env=environment)
+    finally:
+        await asyncio.shield(asyncio.ensure_future(sandbox.stop()))
+    if found.exit_code == 0:
+        return
+    key, remedy = f"env.agent.command={list(command)!r:.200}", "put it into the image, or into env.sandbox.args.folders"
+    if found.exit_code == 3:
+        raise MachineError(f"{key}: there is no program {command[0]!r} in the sandbox: {remedy}")
+    said = found.output.decode(errors="replace").strip()[:200]
+    raise MachineError(
+        f"{key}: the sandbox has no working python3, which carries an agent's requests ({said}): {remedy}"
+    )
 
 
 async def _check(

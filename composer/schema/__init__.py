@@ -25,7 +25,7 @@ from composer.choices import (
     SyncMethod,
 )
 from composer.schema.algorithm import AlgorithmConfig, LengthPenaltyConfig
-from composer.schema.env import EnvConfig, LimitsConfig, PoolConfig
+from composer.schema.env import AgentConfig, AgentFileConfig, EnvConfig, LimitsConfig, PoolConfig
 from composer.schema.fields import TargetConfig, number
 from composer.schema.mix import MixConfig, PhaseConfig, SessionsConfig, SourceConfig
 from composer.schema.model import ModelConfig
@@ -34,6 +34,8 @@ from composer.schema.running import EvaluationConfig, GeneratorConfig, ParallelC
 __all__ = [
     "Accelerator",
     "AdvantageKind",
+    "AgentConfig",
+    "AgentFileConfig",
     "AlgorithmConfig",
     "ChatTemplate",
     "Config",

@@ -51,6 +51,32 @@ class PoolConfig:
 
 
 @dataclass(frozen=True)
+class AgentFileConfig:
+    """A file of the agent's own."""
+
+    path: str = text()
+    """Absolute path in the sandbox, outside of its working directory."""
+    text: str = text(may_be_empty=True)
+    """Its content."""
+
+
+@dataclass(frozen=True)
+class AgentConfig:
+    """An agent program that runs in the sandbox in place of the product's own harness (`composer.gateway`).
+
+    In `command` and `environment`, {request} is the task's request, {base_url} where the model answers (OpenAI's
+    clients want {base_url}/v1), {api_key} the episode's key, and {model} a name for the model.
+    """
+
+    command: list[str] = field(default_factory=list)
+    """The program and its arguments, as the sandbox knows them; empty: the product's own harness."""
+    environment: dict[str, str] = field(default_factory=dict)
+    """Variables on top of the sandbox's own."""
+    files: dict[str, AgentFileConfig] = field(default_factory=dict)
+    """What is written before it starts, by a name of your choice."""
+
+
+@dataclass(frozen=True)
 class EnvConfig:
     """Tasks, tools and ending of an episode, and the machine it happens on."""
 
@@ -68,6 +94,8 @@ class EnvConfig:
     """The backend that starts sandboxes (`composer.contract.SandboxBackend`)."""
     limits: LimitsConfig = field(default_factory=LimitsConfig)
     """Of every sandbox."""
+    agent: AgentConfig = field(default_factory=AgentConfig)
+    """Who plays: an agent of somebody else's, or the product's own harness with `tools` and `system_prompt`."""
     system_prompt: str = text("", may_be_empty=True)
     """Text before the tools' description; may be empty."""
     prompt_dropout: float = number(0.0, 0, 1)

@@ -18,7 +18,7 @@ import errno
 import itertools
 import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from composer.contract import Finding, SandboxLimits, Snapshot
@@ -62,6 +62,7 @@ class BubblewrapBackend:
         python: bool = True,
         profile: str = "developer",
         snapshot_bytes: int = 2**30,
+        folders: Sequence[str] = (),
     ) -> None:
         """Nothing starts before the first sandbox does.
 
@@ -72,7 +73,8 @@ class BubblewrapBackend:
             hostname: of the sandbox; None: the profile's.
             python: whether `python3` with pytest is there: the Python that runs this process, and its pytest.
             snapshot_bytes: what all snapshots together may take of the machine's memory.
-
+            folders: folders of this machine that sandboxes see read-only, with all that is in them: absolute paths, or
+                `<path>:<path in the sandbox>`. Programs that agents need, for instance.
             profile: what sandboxes look like (realism/profiles): `developer`, `plain`, or a YAML file of your own.
 
         Raises:
@@ -88,6 +90,7 @@ class BubblewrapBackend:
         folders_to_hide(bound_folders(python=True))
         if snapshot_bytes < 0:
             raise ValueError(f"snapshot_bytes={snapshot_bytes}: must be at least 0")
+        self.folders = tuple(_bound_folder(folder) for folder in folders)
         self.run_label, self.workdir, self.python = run_label, workdir, python
         self.snapshot_bytes = snapshot_bytes
         self._server: ForkServerClient | None = None
@@ -143,6 +146,11 @@ class BubblewrapBackend:
         return server
 
     def _launch(self) -> ForkServerClient:
+        for folder, _ in self.folders:
+            if not Path(folder).is_dir():
+                raise SandboxStartError(
+                    f"folders: there is no folder {folder!r} on this machine: make it, or name another"
+                )
         try:
             rootfs = Rootfs(
                 self.workdir,
@@ -153,6 +161,7 @@ class BubblewrapBackend:
                 pytest_files() if self.python else (),
                 # Anew, since plugins may have been found after this backend was made.
                 folders_to_hide(bound_folders(python=True)),
+                self.folders,
             )
         except ConfigError as e:
             raise SandboxStartError(f"sandboxes cannot be started: {e}") from e
@@ -333,6 +342,18 @@ class BubblewrapBackend:
             How many leftovers were removed.
         """
         return state.sweep()
+
+
+def _bound_folder(text: str) -> tuple[str, str]:
+    """A folder of the host, and where sandboxes see it."""
+    source, _, seen_as = text.partition(":")
+    seen_as = seen_as or source
+    if not Path(source).is_absolute():
+        raise ValueError(f"folders={text!r}: {source!r} is no absolute path")
+    parts = Path(seen_as).parts
+    if not Path(seen_as).is_absolute() or ".." in parts or len(parts) < 3 or parts[1] in ("proc", "dev", "sys", "usr"):
+        raise ValueError(f"folders={text!r}: {seen_as!r} cannot be its place in a sandbox: name one such as /opt/agent")
+    return source, seen_as.rstrip("/")
 
 
 def _hint() -> str:

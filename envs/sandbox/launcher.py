@@ -247,7 +247,7 @@ class _Server:
             *(word for snapshot in snapshots for word in ("--overlay-src", f"{layers.FOLDER}/{snapshot}")),
             *("--overlay", "/disk/upper", "/disk/work", "/"),
             *kept,
-            *rootfs.bwrap_binds(self._tree.python),
+            *rootfs.bwrap_binds(self._tree.python, self._tree.folders),
             *("--proc", "/proc", "--dev", "/dev"),
             *(w for name in fakes(profile) for w in ("--ro-bind", f"{FAKES}/{name}", f"/proc/{name}")),
             *(w for name in profile.devices for w in ("--symlink", "null", f"/dev/{name}")),

@@ -8,6 +8,7 @@ fork server nor anything that would break out of a sandbox has the host's other 
     /skel                     lower layer of every sandbox's overlay: /etc, /home, /tmp, /opt/python (venv with pytest)
     /disk                     where each sandbox mounts its own tmpfs, the upper layer
     /snapshots                a tmpfs for each snapshot (layers.py), a further lower layer of what starts from it
+    /folders                  further folders of the host that sandboxes are to see (`Rootfs.folders`), by number
     /fakes                    what lies over files of /proc (realism/profile.py)
     /bwrap, /dev, /proc, /tmp for bubblewrap itself
 """
@@ -18,6 +19,7 @@ import compileall
 import os
 import shutil
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +29,7 @@ from envs.sandbox.realism.profile import FAKES, Profile, dress, spread_dates, wr
 
 PYTHON_HOME = "/opt/python"
 BWRAP = "/bwrap/bwrap"
+FOLDERS = "/folders"
 _PID1_FOLDER = "/opt/pid1"
 """Of what holds a sandbox. Nobody may read it: the kernel then lets no program of the same user look into the process,
 or change it, by way of /proc/1. A program that could end PID 1 could make its own failure look like the machine's."""
@@ -74,13 +77,17 @@ class Rootfs:
     """Source -> path below site-packages, of pytest and what it needs."""
     hidden: tuple[str, ...] = ()
     """Folders to cover with empty ones; they lie below the folders of `bound_folders`."""
+    folders: tuple[tuple[str, str], ...] = ()
+    """Folders of the host -> where sandboxes see them, read-only."""
 
     @classmethod
     def from_dict(cls, fields: dict[str, Any]) -> Rootfs:
         """From what `dataclasses.asdict` and JSON made of it."""
         site_files = tuple((a, b) for a, b in fields["site_files"])
         profile = Profile.from_dict(fields["profile"])
-        return cls(**{**fields, "profile": profile, "site_files": site_files, "hidden": tuple(fields["hidden"])})
+        folders = tuple((a, b) for a, b in fields["folders"])
+        read = {"profile": profile, "site_files": site_files, "hidden": tuple(fields["hidden"]), "folders": folders}
+        return cls(**{**fields, **read})
 
     @property
     def home(self) -> str:
@@ -106,9 +113,11 @@ def bound_folders(python: bool) -> list[str]:
     return ["/usr", *_system_folders(), *(python_folders() if python else ())]
 
 
-def bwrap_binds(python: bool) -> list[str]:
-    """The part of bubblewrap's command line that puts the host's programs into a sandbox."""
-    return [word for folder in bound_folders(python) for word in ("--ro-bind", folder, folder)]
+def bwrap_binds(python: bool, folders: Iterable[tuple[str, str]] = ()) -> list[str]:
+    """The part of bubblewrap's command line that puts the host's programs, and further folders, into a sandbox."""
+    bound = [(folder, folder) for folder in bound_folders(python)]
+    bound += [(f"{FOLDERS}/{number}", seen_as) for number, (_, seen_as) in enumerate(folders)]
+    return [word for folder, seen_as in bound for word in ("--ro-bind", folder, seen_as)]
 
 
 def bwrap_links() -> list[str]:
@@ -143,6 +152,8 @@ def build(rootfs: Rootfs, root: str) -> None:
     # The Python is there in any case: this process runs on it.
     for folder in bound_folders(python=True):
         _bind(top, folder)
+    for number, (source, _) in enumerate(rootfs.folders):
+        _bind(top, source, f"{FOLDERS}/{number}")
     for folder in rootfs.hidden:
         linux.mount("tmpfs", str(top / folder.lstrip("/")), "tmpfs", linux.MS_RDONLY, "mode=0755")
     (top / "dev").mkdir()
@@ -160,8 +171,8 @@ def build(rootfs: Rootfs, root: str) -> None:
     linux.pivot_root(root)
 
 
-def _bind(top: Path, path: str) -> None:
-    target = top / path.lstrip("/")
+def _bind(top: Path, path: str, seen_as: str = "") -> None:
+    target = top / (seen_as or path).lstrip("/")
     target.mkdir(parents=True, exist_ok=True)
     linux.mount(path, str(target), None, linux.MS_BIND | linux.MS_REC)
 
@@ -203,8 +214,8 @@ def _build_skeleton(skel: Path, rootfs: Rootfs) -> None:
     (skel / "root").chmod(0o711)
     _link_system(skel)
     # Mount points have to be there: bubblewrap, as the sandbox's user, may not make folders in folders of root.
-    for folder in (*_system_folders(), *python_folders()):
-        (skel / folder.lstrip("/")).mkdir(parents=True)
+    for folder in (*_system_folders(), *python_folders(), *(seen_as for _, seen_as in rootfs.folders)):
+        (skel / folder.lstrip("/")).mkdir(parents=True, exist_ok=True)
     (skel / "var/run").symlink_to("/run")
     _write_etc(skel / "etc", rootfs)
     if rootfs.python:

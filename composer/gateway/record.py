@@ -1,0 +1,286 @@
+"""One external episode as token ids: which earlier context a request continues, and what was sampled for it.
+
+An agent sends its whole conversation with every request. What of it the policy has seen or said is found by comparing
+messages, and stands for the token ids that were sent and sampled then: they are never made again from text. The rest is
+encoded once. So each request is one of these:
+
+- it continues the longest context of which it has every message, answers included: one more turn there. If that context
+  was continued before, the episode now has a branch (a sub-agent, another try);
+- it continues none: a context of its own, such as that of a sub-agent, or a reset after which an agent goes on from a
+  summary. Assistant's words in it that nobody sampled here are encoded as text, and not trained on.
+
+A request that fails, or whose client has hung up, leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from composer.errors import GeneratorError, TokenizerError
+from composer.gateway.exchange import (
+    Answer,
+    ApiError,
+    Ask,
+    Call,
+    OfferedTool,
+    Said,
+    Trouble,
+    as_object,
+    bad_request,
+    canonical,
+    split_calls,
+)
+from composer.rollout.chat import Chat, format_calls
+from composer.rollout.harness import Generate, HarnessLimits, check_generation
+from composer.types import FRESH, PREVIOUS, Generation, Message, Outcome, ToolCall, Turn
+
+
+@dataclass
+class _Context:
+    """What a turn ended in: everything its next one continues."""
+
+    answer_id: str
+    ask: Ask
+    messages: tuple[Said, ...]
+    """The request's, and the answer."""
+    tools_key: str
+    parent: int | None
+    shown: list[Message]
+    """What the turn added, for people."""
+    started: float
+
+
+class EpisodeRecord:
+    """The turns of one external episode, while it runs and afterwards.
+
+    Attributes:
+        turns: as of `composer.types.Trajectory`; a request's turn is there as soon as its answer is on its way.
+        messages: the same as text, for people: of each turn what it added, and what the policy said.
+        metadata: under `gateway`, how often something else than the next turn happened.
+        failure: why the generator did not answer; the episode then has no reward.
+        ended: set when nothing will be answered any more.
+    """
+
+    def __init__(self, chat: Chat, limits: HarnessLimits, request: str = "") -> None:
+        """Nothing was asked yet; `request` is the task's."""
+        self.chat, self.limits, self.request = chat, limits, request
+        self.turns: list[Turn] = []
+        self.messages: list[Message] = []
+        self._counts: dict[str, int] = {}
+        self.metadata: dict[str, Any] = {"gateway": self._counts}
+        self.failure: GeneratorError | None = None
+        self.ended = asyncio.Event()
+        self._generate: Generate | None = None
+        self._episode_id = ""
+        self._contexts: list[_Context] = []
+        self._tools: dict[str, tuple[OfferedTool, ...]] = {}
+        self._refused: Trouble | None = None
+        self._num_pending, self._pending_since, self._asked_s = 0, 0.0, 0.0
+
+    def open(self, generate: Generate, episode_id: str) -> None:
+        """Begin to answer."""
+        self._generate, self._episode_id = generate, episode_id
+
+    def close(self) -> None:
+        """Answer no more."""
+        self._generate = None
+
+    @property
+    def asked_s(self) -> float:
+        """Wall time in which at least one request waited for its answer."""
+        return self._asked_s + (time.monotonic() - self._pending_since if self._num_pending else 0.0)
+
+    @property
+    def limit(self) -> Outcome | None:
+        """The limit at which the last request was refused, if it was."""
+        outcomes = {Trouble.CONTEXT_FULL: Outcome.CONTEXT_FULL, Trouble.MAX_TURNS: Outcome.MAX_TURNS}
+        return outcomes.get(self._refused) if self._refused else None
+
+    def count(self, what: str) -> None:
+        """One more of it in the metadata."""
+        self._counts[what] = self._counts.get(what, 0) + 1
+
+    async def answer(self, ask: Ask) -> tuple[Answer, Callable[[], None]]:
+        """Have the policy answer, and note it as a turn.
+
+        Returns:
+            The answer, and what takes the turn back if the client turns out not to get it.
+
+        Raises:
+            ApiError: the request is not answered, and nothing was noted.
+        """
+        started = time.monotonic()
+        self.count("requests")
+        generate = self._generate
+        if self.failure is not None or generate is None:
+            raise ApiError(Trouble.UNAVAILABLE, "the model is not available: this episode has ended")
+        if not ask.messages:
+            raise bad_request("messages must not be empty", "messages")
+        if ask.messages[-1].role == "assistant":
+            raise bad_request("the last message must not be the assistant's: there is no prefill", "messages")
+        if len(self.turns) + self._num_pending >= self.limits.max_turns:
+            raise self._refuse(Trouble.MAX_TURNS, f"this episode has had its {self.limits.max_turns} requests")
+        parent, prompt = self._encode(ask)
+        context = [*self.context_ids(parent), *prompt]
+        room = self.limits.max_model_len - len(context)
+        if room < 1:
+            raise self._refuse(
+                Trouble.CONTEXT_FULL,
+                f"This model's maximum context length is {self.limits.max_model_len} tokens. However, your messages "
+                f"resulted in {len(context)} tokens: prompt is too long. Please reduce the length of the messages.",
+            )
+        max_tokens = min(room, self.limits.max_turn_tokens, ask.max_tokens or room)
+        try:
+            with self._pending():
+                generation = await generate(context, max_tokens=max_tokens, episode_id=self._episode_id)
+                check_generation(generation, self._episode_id)
+        except GeneratorError as error:
+            self.failure = error
+            self.ended.set()
+            raise ApiError(Trouble.UNAVAILABLE, "the model is not available") from error
+        except asyncio.CancelledError:
+            self.count("cancelled")
+            raise
+        self._refused = None
+        return self._note(ask, parent, prompt, generation, started, len(context))
+
+    def count_tokens(self, ask: Ask) -> int:
+        """How many tokens the context of a request has.
+
+        Raises:
+            ApiError: the chat template refuses it.
+        """
+        parent, prompt = self._encode(ask)
+        return len(self.context_ids(parent)) + len(prompt)
+
+    def conversation_of(self, answer_id: str) -> tuple[Said, ...] | None:
+        """The messages up to an answer, without its request's instructions; None if there is no such answer."""
+        found = (c.messages[c.ask.num_instructions :] for c in self._contexts if c.answer_id == answer_id)
+        return next(found, None)
+
+    def context_ids(self, number: int | None) -> list[int]:
+        """The token ids of a turn's whole context, with what it generated; of none, none."""
+        line: list[Turn] = []
+        while number is not None:
+            line.append(self.turns[number])
+            number = self._contexts[number].parent
+        return [i for turn in reversed(line) for i in (*turn.prompt_ids, *turn.generation.token_ids)]
+
+    def _refuse(self, trouble: Trouble, message: str) -> ApiError:
+        self._refused = trouble
+        self.count(f"refused_{trouble}")
+        if trouble is Trouble.MAX_TURNS:  # while a full context may be what an agent starts anew from
+            self.ended.set()
+        return ApiError(trouble, message)
+
+    @contextlib.contextmanager
+    def _pending(self) -> Iterator[None]:
+        if not self._num_pending:
+            self._pending_since = time.monotonic()
+        self._num_pending += 1
+        try:
+            yield
+        finally:
+            self._num_pending -= 1
+            if not self._num_pending:
+                self._asked_s += time.monotonic() - self._pending_since
+
+    def _find(self, ask: Ask) -> int | None:
+        """The turn with the longest context that the request continues; the newest of several."""
+        best, length, key = None, 0, ask.tools_key
+        for number, context in enumerate(self._contexts):
+            size = len(context.messages)
+            if length <= size < len(ask.messages) and context.tools_key == key:
+                pairs = zip(reversed(context.messages), reversed(ask.messages[:size]), strict=True)
+                if all(known.is_like(given) for known, given in pairs):
+                    best, length = number, size
+        return best
+
+    def _encode(self, ask: Ask) -> tuple[int | None, list[int]]:
+        """The turn that a request continues, and the ids of what it adds."""
+        parent = self._find(ask)
+        # The same objects for the same tools, by which the template's renderings are kept.
+        tools: Any = self._tools.setdefault(ask.tools_key, ask.tools)
+        try:
+            if parent is None:
+                return None, self.chat.encode_prompt([self._message(m) for m in ask.messages], tools)
+            new = [self._message(m) for m in ask.messages[len(self._contexts[parent].messages) :]]
+            ended = self.turns[parent].generation.token_ids[-1:] == [self.chat.end_token_id]
+            return parent, self.chat.encode_continuation(new, tools, ended)
+        except TokenizerError as error:
+            raise bad_request(f"the chat template refuses the messages: {error}", "messages") from error
+
+    def _message(self, said: Said) -> Message:
+        """A message as it is encoded: an assistant's content holds its calls."""
+        if not said.calls:
+            return Message(said.role, said.text)
+        calls = tuple(ToolCall(c.name, as_object(c.arguments)) for c in said.calls)
+        return Message(said.role, said.text + format_calls(self.chat.template, calls), calls)
+
+    def _note(
+        self, ask: Ask, parent: int | None, prompt: list[int], generation: Generation, started: float, num_prompt: int
+    ) -> tuple[Answer, Callable[[], None]]:
+        text = self.chat.decode(generation.token_ids)
+        shown_text, calls = split_calls(text) if ask.tools and ask.parse_calls else (text, [])
+        answer_id = uuid.uuid4().hex
+        said = Said(
+            "assistant",
+            shown_text,
+            tuple(Call(f"call_{answer_id}_{i}", c.name, canonical(c.arguments)) for i, c in enumerate(calls)),
+        )
+        finish_reason = "tool_calls" if calls else "length" if generation.finish_reason == "length" else "stop"
+        now = time.monotonic()
+        known = len(self._contexts[parent].messages) if parent is not None else 0
+        new = ask.messages[known:]
+        shown = [Message("history" if m.role == "assistant" else m.role, self._message(m).content) for m in new]
+        shown.append(Message("assistant", text, tuple(calls)))
+        if parent is not None and not self._has_child(parent):
+            self.turns[parent].observation = "\n".join(m.text for m in new if m.role == "tool")
+            since = started - self._contexts[parent].started
+            self.turns[parent].seconds = max(self.turns[parent].seconds, since)
+        turn = Turn(prompt, generation, list(calls), seconds=now - started, generation_seconds=now - started)
+        context = _Context(answer_id, ask, (*ask.messages, said), ask.tools_key, parent, shown, started)
+        self.turns.append(turn)
+        self._contexts.append(context)
+        self.messages += shown
+        self._link()
+        answer = Answer(answer_id, said, finish_reason, num_prompt, len(generation.token_ids), int(time.time()))
+        return answer, lambda: self._take_back(context)
+
+    def _has_child(self, number: int) -> bool:
+        return any(c.parent == number for c in self._contexts)
+
+    def _take_back(self, context: _Context) -> None:
+        """Forget a turn that its client did not get, unless it was continued all the same."""
+        number = next((i for i, c in enumerate(self._contexts) if c is context), None)
+        if number is None or self._has_child(number):
+            return
+        self.count("cancelled")
+        del self.turns[number], self._contexts[number]
+        for other in self._contexts:
+            if other.parent is not None and other.parent > number:
+                other.parent -= 1
+        self.messages[:] = [message for c in self._contexts for message in c.shown]
+        self._link()
+
+    def _link(self) -> None:
+        """Write the parents into the turns, and count what is no simple next turn.
+
+        An agent that goes straight on has the same record as the product's own harness.
+        """
+        parents = [context.parent for context in self._contexts]
+        for number, (turn, parent) in enumerate(zip(self.turns, parents, strict=True)):
+            follows = parent == number - 1 or (number == 0 and parent is None)
+            turn.parent = PREVIOUS if follows else FRESH if parent is None else parent
+        continued = [parent for parent in parents if parent is not None]
+        self._counts |= {
+            "fresh_contexts": max(0, parents.count(None) - 1),
+            "branches": len(continued) - len(set(continued)),
+            "unmatched_answers": sum(any(m.role == "history" for m in c.shown) for c in self._contexts),
+        }
