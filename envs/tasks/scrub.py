@@ -97,7 +97,7 @@ def _script() -> str:
 
 
 def tracked_paths(index: bytes) -> frozenset[str] | None:
-    """The paths that a git index names; None if it cannot be read (it is untrusted, and may be of a version to come)."""
+    """The paths that a git index names; None if it cannot be read: it is untrusted, or of a newer version."""
     if len(index) < _INDEX_HEADER or index[:4] != b"DIRC":
         return None
     version, count = int.from_bytes(index[4:8]), int.from_bytes(index[8:12])

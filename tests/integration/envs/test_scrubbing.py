@@ -14,15 +14,18 @@ set -eu
 export GIT_AUTHOR_NAME=a GIT_AUTHOR_EMAIL=a@b GIT_COMMITTER_NAME=a GIT_COMMITTER_EMAIL=a@b
 git init -q -b trunk . && git config user.name keeper
 mkdir -p src && printf '__pycache__/\n*.egg-info\n' > .gitignore
-echo 'def f(): raise NotImplementedError' > src/f.py && echo fixture > src/data.orig && git add -A && git commit -qm first
+echo 'def f(): raise NotImplementedError' > src/f.py && echo fixture > src/data.orig
+git add -A && git commit -qm first
 echo '# second' >> src/f.py && git commit -qam second
 base=$(git rev-parse HEAD)
 fix() { echo "# the-fix-is-42 $1" > src/f.py; git commit -qam "the-fix-is-42 $1"; }
 fix loose_on_a_branch && git branch solution
-git tag -a v2 -m 'the-fix-is-42' && git update-ref refs/remotes/origin/trunk HEAD && git bundle create -q fix.bundle HEAD
+git tag -a v2 -m 'the-fix-is-42' && git update-ref refs/remotes/origin/trunk HEAD
+git bundle create -q fix.bundle HEAD
 cp fix.bundle .git/fix.bundle
 git reset -q --hard "$base" && fix only_in_the_reflog && git reset -q --hard "$base"
-fix packed && git update-ref refs/pull/1/head HEAD && git reset -q --hard "$base" && git repack -qa && git prune-packed -q
+fix packed && git update-ref refs/pull/1/head HEAD && git reset -q --hard "$base"
+git repack -qa && git prune-packed -q
 echo 'the-fix-is-42 stashed' >> src/f.py && git stash -q
 git notes add -m 'the-fix-is-42 in a note' HEAD
 echo 'the-fix-is-42 dangling' | git hash-object -w --stdin > .git/lost-id
@@ -30,8 +33,10 @@ echo 'the-fix-is-42 staged' > src/new.py && git add src/new.py && git rm -q --ca
 git worktree add -q ./other solution
 git replace "$base" solution && git replace -d "$base" >/dev/null && git replace "$base^" solution
 echo "$base solution" > .git/ORIG_HEAD && git rev-parse solution > .git/FETCH_HEAD
-mkdir -p .git/modules && git clone -q --bare . .git/modules/lib && mkdir -p lib && echo 'gitdir: ../.git/modules/lib' > lib/.git
-git clone -q --bare --no-hardlinks . "$HOME/mirror.git" && (cd "$HOME/mirror.git" && fixed=$(echo 'the-fix-is-42 borrowed' | git hash-object -w --stdin))
+mkdir -p .git/modules && git clone -q --bare . .git/modules/lib
+mkdir -p lib && echo 'gitdir: ../.git/modules/lib' > lib/.git
+git clone -q --bare --no-hardlinks . "$HOME/mirror.git"
+echo 'the-fix-is-42 borrowed' | git --git-dir="$HOME/mirror.git" hash-object -w --stdin>/dev/null
 echo "$HOME/mirror.git/objects" >> .git/objects/info/alternates
 printf '#!/bin/sh\ntouch "$HOME/ran"\n' > .git/hooks/post-checkout && chmod +x .git/hooks/post-checkout
 mkdir -p .mypy_cache/3.11 src/__pycache__ build/lib src/f.egg-info node_modules/.cache
