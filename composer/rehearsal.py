@@ -19,6 +19,7 @@ from composer.errors import ComposerError, ConfigError, CorpusError, PlanError
 from composer.instantiate import instantiate
 from composer.rollout.harness import cut_middle
 from composer.rollout.parts import call_tool, make_task, play_expert
+from composer.rollout.prepare import prepare
 from composer.schema import ChatTemplate, Config, EnvConfig, PhaseKind, Stage
 from composer.types import Split, Task, ToolCall
 
@@ -182,7 +183,7 @@ class _Stage:
         limits = SandboxLimits(**{n: v for n, v in settings.items() if n != _TIME})  # type: ignore[arg-type]
         try:
             async with asyncio.timeout(settings[_TIME]):
-                sandbox = await self.backend.start(self.task.files, limits, image=self.task.image)
+                sandbox = await prepare(self.task, self.backend, limits)
                 try:
                     for number, call in enumerate(self.calls):
                         result = await call_tool(self.tools[call.name], call, sandbox)

@@ -51,6 +51,8 @@ class Task:
     """What its sandboxes start from, as the backend names such things (an image, a tarball); "": the env's own."""
     metadata: dict[str, Any] = field(default_factory=dict)
     """Whatever a report may want to group by (a family, a label, a difficulty). Never shown to the model."""
+    setup: str = ""
+    """A shell's command line that makes its sandboxes ready, as their user, before an agent or a grader comes."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +108,7 @@ class Turn:
 
 
 class Outcome(StrEnum):
-    """How an episode ended. Only `INFRASTRUCTURE_ERROR` carries no reward."""
+    """How an episode ended. `INFRASTRUCTURE_ERROR` carries no reward."""
 
     FINISHED = "finished"
     MAX_TURNS = "max_turns"
@@ -145,13 +147,15 @@ class Trajectory:
     messages: list[Message]
     outcome: Outcome
     reward: float | None
-    """None exactly when the outcome is an infrastructure error: such an episode is data, never a zero."""
+    """None exactly when the outcome is an infrastructure error or the episode is in quarantine: data, never a zero."""
     rewards: dict[str, float] = field(default_factory=dict)
     """The rubric's parts before weighting, by grader name."""
     error: str = ""
     """Root cause of an infrastructure error, in one sentence."""
     seconds: float = 0.0
     metadata: dict[str, Any] = field(default_factory=dict)
+    quarantine: str = ""
+    """Why an episode that ended by itself has no reward and is never trained on: what the cheat monitor found."""
 
     @property
     def parents(self) -> list[int | None]:
@@ -211,6 +215,11 @@ class Trajectory:
     def log_probs(self) -> list[float]:
         """[T], the sampler's log-probabilities; 0.0 where `loss_mask` is false."""
         return [p for path in self.paths for p in path.log_probs]
+
+    @property
+    def why_no_reward(self) -> str:
+        """The cause, in one sentence; empty for an episode with a reward."""
+        return self.error or self.quarantine
 
     @property
     def num_generated_tokens(self) -> int:

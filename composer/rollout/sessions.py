@@ -17,6 +17,7 @@ from composer.errors import ToolError
 from composer.rollout.chat import Chat, Conversation, format_calls, render
 from composer.rollout.harness import ToolClock, execute
 from composer.rollout.parts import make_task, play_expert
+from composer.rollout.prepare import prepare
 from composer.types import Generation, Message, Split, Task, ToolCall
 
 
@@ -52,10 +53,11 @@ async def record_session(
 
     Raises:
         SandboxError: the sandbox failed.
+        TaskError: the task's setup failed.
         ToolError: a tool broke its contract, or all calls together took longer than `timeout_s`.
     """
     by_name, clock = {tool.name: tool for tool in tools}, ToolClock()
-    sandbox = await backend.start(task.files, limits, image=task.image)
+    sandbox = await prepare(task, backend, limits)
     try:
         async with asyncio.timeout(timeout_s):
             observations, _ = await execute(calls, by_name, sandbox, max_observation_bytes, clock)

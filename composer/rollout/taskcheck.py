@@ -23,6 +23,7 @@ from composer.contract import SandboxBackend, SandboxLimits, Taskset
 from composer.errors import ComposerError, TaskError
 from composer.rollout.episode import Rubric
 from composer.rollout.parts import make_task
+from composer.rollout.prepare import prepare
 from composer.types import Outcome, Split, Task, Trajectory
 
 _MAX_REASON = 300
@@ -221,7 +222,7 @@ class _Look:
         return t.reward or 0.0, next((str(reason) for reason in reasons if reason), "")
 
     async def _base_state(self, task: Task) -> Files:
-        return await self._collect(task, {}, "") if task.image else task.files
+        return await self._collect(task, {}, "") if task.image or task.setup else task.files
 
     async def _reference(self, task: Task, untouched: Files) -> Files | None:
         """The files of a right solution, as far as the taskset knows any."""
@@ -242,10 +243,7 @@ class _Look:
     async def _collect(self, task: Task, extra: Mapping[str, bytes], command: str) -> Files:
         """Every file of a sandbox of the task after a command."""
         limits = self.settings.limits
-        if task.image:
-            sandbox = await self.backend.start(task.files, limits, image=task.image)
-        else:
-            sandbox = await self.backend.start(task.files, limits)
+        sandbox = await prepare(task, self.backend, limits)
         try:
             for path, content in extra.items():
                 await sandbox.write(path, content)

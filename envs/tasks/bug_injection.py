@@ -18,6 +18,7 @@ from envs.tasks.finite import FiniteTaskset
 from envs.tasks.mutations import KINDS, Mutation, mutations
 from envs.tasks.python_source import FunctionNode
 from envs.tasks.repository import TEST_COMMAND, Repository
+from envs.tasks.scrub import HISTORIES, setup_command
 
 REQUESTS = (
     "{name} in {path} is broken, fix it",
@@ -39,6 +40,7 @@ class BugInjectionTaskset(FiniteTaskset):
         visible_tests: bool = True,
         image: str = "",
         test_command: str = TEST_COMMAND,
+        history: str = "base",
         evaluation_share: float = 0.2,
         seed: int = 0,
         epochs: int = 1,
@@ -54,6 +56,7 @@ class BugInjectionTaskset(FiniteTaskset):
             visible_tests: whether the agent's repository has the tests.
             image: has what the repository needs to run, and gets its files; "": the env's own.
             test_command: how a `CommandGrader` runs all tests; {test_files} and {report} are filled in.
+            history: what the image keeps of the repository's, of `envs.tasks.scrub.HISTORIES`.
             evaluation_share: how much of the functions is for evaluation, 0 to 1.
             seed: changes the tasks' order.
             epochs: how often training goes through its tasks.
@@ -67,6 +70,9 @@ class BugInjectionTaskset(FiniteTaskset):
             raise ConfigError("env.taskset.args.kinds", min(unknown), f"must be some of {', '.join(KINDS)}")
         if max_per_function < 1:
             raise ConfigError("env.taskset.args.max_per_function", max_per_function, "must be at least 1")
+        if history not in HISTORIES:
+            raise ConfigError("env.taskset.args.history", history, f"must be one of {', '.join(HISTORIES)}")
+        self._setup = setup_command(history) if image else ""
         self.name, self.visible_tests, self.image = name, visible_tests, image
         self.repository = Repository(path)
         self._recipe = self.repository.recipe(test_command)
@@ -126,6 +132,7 @@ class BugInjectionTaskset(FiniteTaskset):
             files=files,
             hidden_tests=dict(repository.test_files),
             image=self.image,
+            setup=self._setup,
             metadata={
                 "kind": mutation.kind,
                 "file": file,

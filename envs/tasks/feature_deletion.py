@@ -18,6 +18,7 @@ from composer.types import Split, Task
 from envs.tasks.finite import FiniteTaskset
 from envs.tasks.python_source import Definition, Edit, FunctionNode, PythonSource
 from envs.tasks.repository import TEST_COMMAND, Repository, RepositoryTest, is_test_definition
+from envs.tasks.scrub import HISTORIES, setup_command
 
 KINDS = ("function", "method", "class")
 
@@ -33,6 +34,7 @@ class FeatureDeletionTaskset(FiniteTaskset):
         min_tests: int = 1,
         image: str = "",
         test_command: str = TEST_COMMAND,
+        history: str = "base",
         evaluation_share: float = 0.2,
         seed: int = 0,
         epochs: int = 1,
@@ -47,6 +49,7 @@ class FeatureDeletionTaskset(FiniteTaskset):
             min_tests: how many tests must use a feature.
             image: has what the repository needs to run, and gets its files; "": the env's own.
             test_command: how a `CommandGrader` runs all tests; {test_files} and {report} are filled in.
+            history: what the image keeps of the repository's, of `envs.tasks.scrub.HISTORIES`.
             evaluation_share: how much of the features is for evaluation, 0 to 1.
             seed: changes the tasks' order.
             epochs: how often training goes through its tasks.
@@ -60,6 +63,9 @@ class FeatureDeletionTaskset(FiniteTaskset):
             raise ConfigError("env.taskset.args.kinds", min(unknown), f"must be some of {', '.join(KINDS)}")
         if min_tests < 1:
             raise ConfigError("env.taskset.args.min_tests", min_tests, "must be at least 1")
+        if history not in HISTORIES:
+            raise ConfigError("env.taskset.args.history", history, f"must be one of {', '.join(HISTORIES)}")
+        self._setup = setup_command(history) if image else ""
         self.name, self.image = name, image
         self.repository = Repository(path)
         self._recipe = self.repository.recipe(test_command)
@@ -119,6 +125,7 @@ class FeatureDeletionTaskset(FiniteTaskset):
             files=files,
             hidden_tests=dict(self.repository.test_files),
             image=self.image,
+            setup=self._setup,
             metadata={
                 "kind": _kind(definition),
                 "file": file,

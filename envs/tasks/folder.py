@@ -22,11 +22,13 @@ import yaml
 from composer.errors import ConfigError, TaskError
 from composer.types import Split, Task
 from envs.tasks.finite import FiniteTaskset
+from envs.tasks.scrub import scrub_files, setup_command
 from envs.tasks.trees import read_tree
 
-KEYS = {"id": str, "image": str, "split": str, "timeout": (int, float), "metadata": dict}
+KEYS = {"id": str, "image": str, "split": str, "timeout": (int, float), "metadata": dict, "scrub": bool}
 """id: in place of the folder's name; image: what its sandboxes start from; split: train or evaluation, in place of the
-hash's choice; timeout: wall time of its tests, in seconds; metadata: what reports may want to group by."""
+hash's choice; timeout: wall time of its tests, in seconds; metadata: what reports may want to group by; scrub: false if
+the task is about git's history or caches, which an agent does not get to see otherwise (`envs.tasks.scrub`)."""
 EXAMPLES = Path(__file__).with_name("examples")
 REQUESTS = ("request.md", "request.txt")
 _PARTS = {*REQUESTS, "files", "tests", "solution", "task.yaml"}
@@ -42,6 +44,7 @@ class _Entry:
     image: str = ""
     split: Split | None = None
     metadata: dict[str, Any] = field(default_factory=dict)
+    scrub: bool = True
 
 
 class FolderTaskset(FiniteTaskset):
@@ -112,13 +115,15 @@ class FolderTaskset(FiniteTaskset):
             raise TaskError(f"Task folder {entry.folder}: {entry.request.name} is no UTF-8 text ({error}).") from None
         if not request:
             raise TaskError(f"Task folder {entry.folder}: {entry.request.name} is empty: say what the user asks.")
-        files = entry.folder / "files"
+        folder = entry.folder / "files"
+        files = read_tree(folder, within=entry.folder) if folder.is_dir() else {}
         return Task(
             id=self._id(key, split),
             request=request,
-            files=read_tree(files, within=entry.folder) if files.is_dir() else {},
+            files=scrub_files(files) if entry.scrub else files,
             hidden_tests=read_tree(entry.folder / "tests", within=entry.folder),
             image=entry.image,
+            setup=setup_command() if entry.image and entry.scrub else "",
             metadata=dict(entry.metadata),
         )
 
@@ -164,6 +169,7 @@ def _entry(folder: Path, root: Path) -> _Entry:
         image=given.get("image", ""),
         split=Split(given["split"]) if "split" in given else None,
         metadata=metadata,
+        scrub=given.get("scrub", True),
     )
 
 
@@ -179,8 +185,8 @@ def _read_keys(path: Path, wrong: Any) -> dict[str, Any]:
     for key, value in given.items():
         if key not in KEYS:
             raise wrong(f"task.yaml has an unknown key {key!r}: the keys are {', '.join(KEYS)}")
-        if not isinstance(value, KEYS[key]) or isinstance(value, bool):
-            expected = {str: "a text", dict: "keys and values"}.get(KEYS[key], "a number")
+        if not isinstance(value, KEYS[key]) or isinstance(value, bool) != (KEYS[key] is bool):
+            expected = {str: "a text", dict: "keys and values", bool: "true or false"}.get(KEYS[key], "a number")
             raise wrong(f"task.yaml: {key} must be {expected}, and is {value!r:.60}")
     if given.get("id") == "":
         raise wrong("task.yaml: id is empty: name the task")

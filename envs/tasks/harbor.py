@@ -6,6 +6,9 @@ Dockerfile, run-tests.sh, which prints pytest's summary, tests/, and solution.sh
 
 The image is `dockerfile:<path>` where there is a Dockerfile. What is graded are the files of the working directory:
 what an agent installs elsewhere does not last. Tasks of several steps or containers are refused.
+
+History and caches in an image are scrubbed (`envs.tasks.scrub`). A task about git's history or about caches says
+`scrub = false` among its metadata: without it, `composer tasks check` finds its reference broken.
 """
 
 from __future__ import annotations
@@ -22,12 +25,14 @@ from composer.errors import ConfigError, TaskError
 from composer.types import Split, Task
 from envs.grading.command_grader import Recipe
 from envs.tasks.finite import FiniteTaskset
+from envs.tasks.scrub import HISTORIES, setup_command
 from envs.tasks.trees import read_tree
 
 REWARD = "/logs/verifier/reward.txt"
 DOCKERFILE = "dockerfile:"
 _TESTS, _SOLUTION = "/tests", "/solution"
 _MAX_DEPTH = 3
+_SCRUB = "scrub"
 
 
 @dataclass(frozen=True)
@@ -56,6 +61,7 @@ class HarborTaskset(FiniteTaskset):
         seed: int = 0,
         epochs: int = 1,
         checked: str = "",
+        history: str = "base",
     ) -> None:
         """Look for task.toml and task.yaml in the folder and those in it, three deep.
 
@@ -66,12 +72,15 @@ class HarborTaskset(FiniteTaskset):
             seed: changes the tasks' order.
             epochs: how often training goes through its tasks.
             checked: a report of `composer tasks check`: only what it calls ok is used.
+            history: what the images keep of repositories', of `envs.tasks.scrub.HISTORIES`.
 
         Raises:
             ConfigError: there is no such folder, it holds no task, or another value is refused.
             TaskError: a task's folder is not as it has to be, or of a kind that cannot be run here.
         """
-        self.name = name
+        if history not in HISTORIES:
+            raise ConfigError("env.taskset.args.history", history, f"must be one of {', '.join(HISTORIES)}")
+        self.name, self._setup = name, setup_command(history)
         root = Path(path)
         if not root.is_dir():
             raise ConfigError("env.taskset.args.path", path, "name a folder with a folder for each task")
@@ -107,6 +116,7 @@ class HarborTaskset(FiniteTaskset):
             files={},
             hidden_tests=hidden,
             image=entry.image,
+            setup="" if entry.metadata.get(_SCRUB) is False else self._setup,
             metadata={**entry.metadata, **entry.recipe.to_metadata()},
         )
 
@@ -169,7 +179,7 @@ def _terminal_bench(folder: Path, settings: dict[str, Any]) -> _Entry:
         raise _wrong(folder, "run-tests.sh is missing: it runs the tests")
     if settings.get("parser_name", "pytest") != "pytest":
         raise _wrong(folder, f"task.yaml: parser_name={settings['parser_name']!r} must be 'pytest' to be run here")
-    grouped = ("difficulty", "category", "tags")
+    grouped = ("difficulty", "category", "tags", _SCRUB)
     return _Entry(
         folder=folder,
         instruction=instruction.strip(),

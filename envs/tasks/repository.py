@@ -17,7 +17,7 @@ from pathlib import Path, PurePosixPath
 from composer.errors import ConfigError
 from envs.grading.command_grader import Recipe
 from envs.tasks.python_source import Definition, FunctionNode, PythonSource, is_library_file, is_test_file, parse_files
-from envs.tasks.trees import NOT_SOURCES, read_tree
+from envs.tasks.scrub import read_repository
 
 TEST_COMMAND = "python3 -m pytest -p no:cacheprovider --junitxml={report} {test_files}"
 """Must write a JUnit report to {report}, or print pytest's summary (`-rA`)."""
@@ -47,7 +47,7 @@ class Repository:
         """
         if not Path(path).is_dir():
             raise ConfigError("env.taskset.args.path", path, "name the folder of a Python repository")
-        self.files = read_tree(Path(path), ignored=NOT_SOURCES)
+        self.files = read_repository(Path(path))
         self.test_files = {p: content for p, content in self.files.items() if is_test_file(p)}
         self._imported: dict[tuple[str, str], bool] = {}
         self.library = parse_files(self.files, filter(is_library_file, self.files))

@@ -19,7 +19,7 @@ from envs.grading.command_grader import Recipe
 from envs.grading.unified_diff import apply_diff, parse_diff
 from envs.tasks.finite import FiniteTaskset
 from envs.tasks.records import read_records
-from envs.tasks.trees import NOT_SOURCES, read_tree
+from envs.tasks.scrub import HISTORIES, read_repository, setup_command
 
 FIELDS = ("instance_id", "problem_statement", "patch", "test_patch")
 IMAGE_FIELDS = ("image", "image_name", "docker_image")
@@ -40,6 +40,7 @@ class SweJsonlTaskset(FiniteTaskset):
         repositories: str = "",
         test_command: str = TEST_COMMAND,
         timeout_s: float = 0.0,
+        history: str = "base",
         evaluation_share: float = 0.2,
         seed: int = 0,
         epochs: int = 1,
@@ -57,6 +58,7 @@ class SweJsonlTaskset(FiniteTaskset):
                 filled in. An instance's own `test_command` comes first. It must write a JUnit report to {report}, or
                 print pytest's summary (`-rA`).
             timeout_s: wall time of it; 0: as long as the grader allows.
+            history: what the images keep of the repositories', of `envs.tasks.scrub.HISTORIES`.
             evaluation_share: how much of the instances is for evaluation, 0 to 1.
             seed: changes the tasks' order.
             epochs: how often training goes through its tasks.
@@ -66,6 +68,9 @@ class SweJsonlTaskset(FiniteTaskset):
             ConfigError: there is no such file, it has another shape, an instance has no base state, or another value
                 is refused.
         """
+        if history not in HISTORIES:
+            raise ConfigError("env.taskset.args.history", history, f"must be one of {', '.join(HISTORIES)}")
+        self._setup = setup_command(history)
         self.name, self.test_command, self.timeout_s = name, test_command, timeout_s
         self._folder = Path(repositories) if repositories else None
         if self._folder is not None and not self._folder.is_dir():
@@ -123,7 +128,7 @@ class SweJsonlTaskset(FiniteTaskset):
         if self._folder is not None:
             if not (self._folder / key).is_dir():
                 raise TaskError(f"Instance {key} has no base state: {self._folder / key} is no folder.")
-            files = read_tree(self._folder / key, ignored=NOT_SOURCES, max_bytes=_MAX_REPOSITORY_BYTES)
+            files = read_repository(self._folder / key, max_bytes=_MAX_REPOSITORY_BYTES)
         fail_to_pass, pass_to_pass = instance["tests"]
         command = instance.get("test_command") or self.test_command
         test_files = sorted({node_id.split("::", 1)[0] for node_id in (*fail_to_pass, *pass_to_pass)})
@@ -141,6 +146,7 @@ class SweJsonlTaskset(FiniteTaskset):
             files=files,
             hidden_tests={_TESTS_PATCH: instance["test_patch"].encode()},
             image=self._images[key],
+            setup=self._setup if self._images[key] else "",
             metadata={
                 "repo": instance.get("repo", ""),
                 "base_commit": instance.get("base_commit", ""),

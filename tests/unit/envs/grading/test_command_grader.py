@@ -15,7 +15,7 @@ from composer.types import Task
 from envs.grading.command_grader import CommandGrader, Recipe
 from envs.grading.reports import junit_name, read_junit, read_summary
 
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[1] / "tasks"))
 from image_stand_in import ImageBackend  # noqa: E402
 
 BASE = {"main.py": b"x = 1\n", "tests/test_a.py": b"old\n", "tool.sh": b"echo tool\n"}
