@@ -25,6 +25,7 @@ from composer.choices import (
     SyncMethod,
 )
 from composer.schema.algorithm import AlgorithmConfig, LengthPenaltyConfig
+from composer.schema.autoinstall import AgentConfig, AutoinstallConfig
 from composer.schema.env import EnvConfig, LimitsConfig
 from composer.schema.fields import TargetConfig, number
 from composer.schema.mix import MixConfig, PhaseConfig, SessionsConfig, SourceConfig
@@ -34,7 +35,9 @@ from composer.schema.running import EvaluationConfig, GeneratorConfig, ParallelC
 __all__ = [
     "Accelerator",
     "AdvantageKind",
+    "AgentConfig",
     "AlgorithmConfig",
+    "AutoinstallConfig",
     "ChatTemplate",
     "Config",
     "Dtype",
@@ -97,3 +100,5 @@ class Config:
     """Where the record goes."""
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     """How the model is measured."""
+    autoinstall: AutoinstallConfig = field(default_factory=AutoinstallConfig)
+    """How environments are made of repositories."""
