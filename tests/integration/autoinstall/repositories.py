@@ -8,7 +8,7 @@ from typing import Any
 PYTEST = "python3 -m pytest -p no:cacheprovider"
 
 SHOP = {
-    "README.md": "# Shop\nNeeds SHOP_CURRENCY, a settings.ini made by make_settings.py, and the bank's client `bankgate`.\n",
+    "README.md": "# Shop\nNeeds SHOP_CURRENCY, settings.ini (by make_settings.py), and the bank's client `bankgate`.\n",
     "make_settings.py": """import sys
 from pathlib import Path
 

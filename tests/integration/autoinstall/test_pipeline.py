@@ -184,31 +184,28 @@ def test_who_cheats_is_refused_and_told(pipeline, shop, cheat):
     steps, declared, told = CHEATS[cheat]
     commands = [command("pytest -p no:cacheprovider -q", "7 passed"), *THREE[1:]]
     script = scripts(*([step] for step in steps), [("submit", declared)], commands=commands)
-    result = pipeline.run(shop, script, tries=2)
+    result = pipeline.run(shop, script, tries=1)
     assert result.ended is Ended.DROPPED
-    assert told in pipeline.endpoint.told("installer")[len(steps)]
-    if cheat == "edited tests":
-        # They were put back, so the second try is an honest one.
-        assert "put back" not in pipeline.endpoint.requests["installer"][-1]["messages"][-1]["content"]
+    [submitted] = pipeline.record(result)["tries"]
+    assert any(told in fault for fault in submitted["lacked"]), submitted
+    last = json.loads((pipeline.environment(result) / "installer.jsonl").read_text().splitlines()[-1])
+    assert told in last["content"] and "0 tries are left" in last["content"]
 
 
 def test_edited_tests_are_put_back_and_an_honest_try_goes_on(pipeline, shop):
     edit = ("write_file", {"path": "tests/test_orders.py", "content": PASSING})
     result = pipeline.run(shop, scripts([SETTINGS, MOCK, edit], [("submit", DECLARED)], [("submit", DECLARED)]))
-    assert (result.ended, result.reason[:10]) == (Ended.INSTALLED, "in 2 tries")
+    assert (result.ended, result.reason) == (Ended.INSTALLED, "in 2 tries, its script does not: snapshot only")
+    assert "own files were changed" in pipeline.record(result)["replay"]
+    kept = pipeline.environment(result) / "repository" / "tests" / "test_orders.py"
+    assert kept.read_text() == SHOP["tests/test_orders.py"]
 
 
 def test_output_that_does_not_come_from_the_repository_is_refused(pipeline, shop):
     """The guards find no fault with a service that answers always alike, but garbled files do."""
-    answer = "import socket, sys\nsys.stdout.write('%d %s' % (7, 'passed'))\nsys.exit(0)\n"
-    tool = "~/.cargo/bin/../../.local/bin"
-    steps = [
-        SETTINGS,
-        MOCK,
-        ("write_file", {"path": "/home/dev/tool/node_modules/verify/run.py", "content": answer}),
-        ("shell", {"command": f"mkdir -p ~/.cargo {tool[:12]} && ln -sf ~/tool/node_modules/verify/run.py ~/verify"}),
-    ]
-    commands = [command("python3 ~/verify", "7 passed"), *THREE[1:]]
+    answer = "import sys\nsys.stdout.write('%d %s' % (7, 'passed'))\n"
+    steps = [SETTINGS, MOCK, ("write_file", {"path": "/home/dev/verify.py", "content": answer})]
+    commands = [command("python3 ~/verify.py", "7 passed"), *THREE[1:]]
     script = scripts(*([step] for step in steps), [("submit", DECLARED)], commands=commands)
     result = pipeline.run(shop, script, tries=1)
     assert result.ended is Ended.DROPPED
@@ -237,7 +234,6 @@ def test_unfit_commands_are_refused_with_a_reason_and_what_is_fit_is_kept(pipeli
         "installer": [[("submit", {})]],
     }
     result = pipeline.run(shop, script, tries=1)
-    told, _ = pipeline.endpoint.requests["installer"][0]["messages"], None
     assert result.ended is Ended.DROPPED
     answers = [r["reason"] for r in pipeline.record(result)["refused"]]
     assert answers == [
