@@ -1,4 +1,4 @@
-"""The command: `composer [plan|doctor|audit|tasks check] [overrides]`, with Hydra's own flags around the word.
+"""The command: `composer [plan|doctor|audit|tasks check|autoinstall] [overrides]`, with Hydra's own flags around it.
 
 Nothing heavy is imported here: a plan for a trillion parameters must print at once, on any machine.
 """
@@ -30,7 +30,7 @@ from composer.multirun import run_sweep
 from composer.schema import Config
 from composer.streams import answering, give_up_failed, open_closed, say, say_error
 
-COMMANDS = ("plan", "doctor", "audit", "tasks", "run")
+COMMANDS = ("plan", "doctor", "audit", "tasks", "autoinstall", "run")
 _TAKES_VALUE = ("--config-name", "-cn", "--config-dir", "-cd", "--config-path", "-cp", "--package", "-p", "--cfg", "-c")
 _INFO_CHOICES = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
 
@@ -132,7 +132,13 @@ def _tasks(config: Config) -> int:
     return check_tasks(config)
 
 
-_LOOKS = {"doctor": _doctor, "audit": _audit, "tasks": _tasks}
+def _autoinstall(config: Config) -> int:
+    from composer.autoinstall.command import autoinstall_all
+
+    return autoinstall_all(config)
+
+
+_LOOKS = {"doctor": _doctor, "audit": _audit, "tasks": _tasks, "autoinstall": _autoinstall}
 """Commands that look at a config and answer."""
 
 

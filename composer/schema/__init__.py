@@ -25,6 +25,7 @@ from composer.choices import (
     SyncMethod,
 )
 from composer.schema.algorithm import AlgorithmConfig, LengthPenaltyConfig
+from composer.schema.autoinstall import AgentConfig, AutoinstallConfig
 from composer.schema.env import AgentConfig, AgentFileConfig, EnvConfig, LimitsConfig, PoolConfig
 from composer.schema.fields import TargetConfig, number
 from composer.schema.mix import MixConfig, PhaseConfig, SessionsConfig, SourceConfig
@@ -37,6 +38,7 @@ __all__ = [
     "AgentConfig",
     "AgentFileConfig",
     "AlgorithmConfig",
+    "AutoinstallConfig",
     "ChatTemplate",
     "Config",
     "Dtype",
@@ -100,3 +102,5 @@ class Config:
     """Where the record goes."""
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     """How the model is measured."""
+    autoinstall: AutoinstallConfig = field(default_factory=AutoinstallConfig)
+    """How environments are made of repositories."""
