@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from composer.errors import ConfigError, GeneratorError
-from composer.schema import AgentConfig
+from composer.schema import InstallAgentConfig
 
 if TYPE_CHECKING:
     from openai.types.chat import ChatCompletion
@@ -56,7 +56,7 @@ class Reply:
 class Endpoint:
     """One agent's endpoint."""
 
-    config: AgentConfig
+    config: InstallAgentConfig
     key: str
     """Where `config` stands, for messages."""
     request_timeout_s: float

@@ -25,7 +25,7 @@ from composer.choices import (
     SyncMethod,
 )
 from composer.schema.algorithm import AlgorithmConfig, LengthPenaltyConfig
-from composer.schema.autoinstall import AgentConfig, AutoinstallConfig
+from composer.schema.autoinstall import AutoinstallConfig, InstallAgentConfig
 from composer.schema.env import AgentConfig, AgentFileConfig, EnvConfig, LimitsConfig, PoolConfig
 from composer.schema.fields import TargetConfig, number
 from composer.schema.mix import MixConfig, PhaseConfig, SessionsConfig, SourceConfig
@@ -39,6 +39,7 @@ __all__ = [
     "AgentFileConfig",
     "AlgorithmConfig",
     "AutoinstallConfig",
+    "InstallAgentConfig",
     "ChatTemplate",
     "Config",
     "Dtype",

@@ -9,7 +9,7 @@ from composer.schema.fields import BYTES, LEAST_SECONDS, LENGTH, SECONDS, TOKENS
 
 
 @dataclass(frozen=True)
-class AgentConfig:
+class InstallAgentConfig:
     """A model behind an endpoint that speaks OpenAI's chat completions, and what it may use for one repository."""
 
     url: str = text("http://127.0.0.1:8000/v1")
@@ -32,12 +32,12 @@ class AgentConfig:
     """Tokens of all its requests for one repository, prompts included."""
 
 
-def _proposer() -> AgentConfig:
-    return AgentConfig(tools=["read_file", "list_dir", "glob", "grep"])
+def _proposer() -> InstallAgentConfig:
+    return InstallAgentConfig(tools=["read_file", "list_dir", "glob", "grep"])
 
 
-def _installer() -> AgentConfig:
-    return AgentConfig(tools=["read_file", "list_dir", "glob", "grep", "write_file", "shell"], max_turns=150)
+def _installer() -> InstallAgentConfig:
+    return InstallAgentConfig(tools=["read_file", "list_dir", "glob", "grep", "write_file", "shell"], max_turns=150)
 
 
 def _limits() -> LimitsConfig:
@@ -61,9 +61,9 @@ class AutoinstallConfig:
     """Folders, git bundles (*.bundle) and git URLs. A URL is cloned in a sandbox, which must reach it."""
     output: str = text("environments")
     """Where environments go (`installed/`) and what was found out of the others (`dropped/`)."""
-    proposer: AgentConfig = field(default_factory=_proposer)
+    proposer: InstallAgentConfig = field(default_factory=_proposer)
     """Names the commands. Its sandbox is thrown away, so nothing that it does lasts."""
-    installer: AgentConfig = field(default_factory=_installer)
+    installer: InstallAgentConfig = field(default_factory=_installer)
     """Sets up the machine. What it does with `command`s and with whole files goes into the install script."""
     num_commands: int = number(10, 1)
     """That the proposer has to name."""

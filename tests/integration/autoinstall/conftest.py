@@ -13,7 +13,7 @@ import yaml
 from composer.autoinstall.pipeline import Machinery, Result, autoinstall
 from composer.autoinstall.record import Output
 from composer.contract import SandboxBackend, SandboxLimits
-from composer.schema import AgentConfig, AutoinstallConfig
+from composer.schema import AutoinstallConfig, InstallAgentConfig
 from envs.sandbox.bubblewrap import BubblewrapBackend
 from envs.tools.files import ReadFile, WriteFile
 from envs.tools.grep import Grep
@@ -59,7 +59,9 @@ class Pipeline:
         self.endpoint = ScriptedEndpoint(scripts, says_so=says_so)
         settings = {"num_commands": 3, "request_timeout_s": 5.0, "outage_timeout_s": 2.0, "command_timeout_s": 60.0}
         with self.endpoint.serving() as endpoint, Output(self.folder).opened() as output:
-            agents = {a: AgentConfig(url=endpoint.url(a), model="script", **agent) for a in ("proposer", "installer")}
+            agents = {
+                a: InstallAgentConfig(url=endpoint.url(a), model="script", **agent) for a in ("proposer", "installer")
+            }
             config = AutoinstallConfig(**{**settings, **changes}, **agents)
             looking = [ReadFile(numbered=True), ListDir(), Glob(), Grep()]
             tools = {"proposer": looking, "installer": [*looking, WriteFile(), Run(60.0, name="shell")]}

@@ -11,7 +11,7 @@ import pytest
 
 from composer.autoinstall.client import ContextFullError, Endpoint
 from composer.errors import ConfigError, GeneratorError
-from composer.schema import AgentConfig
+from composer.schema import InstallAgentConfig
 from tests.integration.autoinstall.scripted_endpoint import ScriptedEndpoint, Trouble
 
 MESSAGES = [{"role": "user", "content": "hello"}]
@@ -27,7 +27,7 @@ def ask(turns, *, says_so=True, outage_timeout_s=5.0, request_timeout_s=1.0, **c
     """The answer, the endpoint's client, the server, and the seconds it took."""
     server = ScriptedEndpoint({"proposer": turns}, says_so=says_so)
     with server.serving():
-        agent = AgentConfig(url=server.url("proposer"), model="small", **config)
+        agent = InstallAgentConfig(url=server.url("proposer"), model="small", **config)
         endpoint = Endpoint(agent, "autoinstall.proposer", request_timeout_s, outage_timeout_s)
 
         async def once():
@@ -103,7 +103,7 @@ def test_nobody_there_is_an_outage():
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{unused.getsockname()[1]}/v1"
-        endpoint = Endpoint(AgentConfig(url=url), "autoinstall.installer", 1.0, 1.0)
+        endpoint = Endpoint(InstallAgentConfig(url=url), "autoinstall.installer", 1.0, 1.0)
         with pytest.raises(GeneratorError, match=r"autoinstall\.installer\.url=.*cannot be reached"):
             asyncio.run(endpoint.ask(MESSAGES, TOOLS))
 
@@ -128,4 +128,4 @@ def test_the_key_comes_from_the_named_variable_and_is_kept_in_no_record(monkeypa
     assert "sk-very-secret" not in repr(endpoint) + json.dumps(endpoint.to_dict())
     monkeypatch.delenv("MY_KEY")
     with pytest.raises(ConfigError, match=r"autoinstall\.proposer\.api_key_env='MY_KEY'"):
-        Endpoint(AgentConfig(api_key_env="MY_KEY"), "autoinstall.proposer", 1.0, 1.0)
+        Endpoint(InstallAgentConfig(api_key_env="MY_KEY"), "autoinstall.proposer", 1.0, 1.0)
