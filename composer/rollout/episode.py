@@ -6,6 +6,7 @@ What fails is attributed where it happens: a model's mistake has a reward, a fai
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -17,6 +18,7 @@ from composer.errors import ComposerError, GradingError
 from composer.rollout.chat import Chat
 from composer.rollout.harness import Generate, Harness, HarnessLimits, Plays, Recording, ToolClock
 from composer.rollout.parts import grade
+from composer.rollout.prepare import PreparedTask, prepared
 from composer.types import Group, Outcome, Task, Trajectory
 
 logger = logging.getLogger(__name__)
@@ -65,10 +67,9 @@ class Rubric:
 
 
 async def run_episode(
-    task: Task,
+    prepared_task: PreparedTask,
     *,
     harness: Plays,
-    backend: SandboxBackend,
     rubric: Rubric,
     generate: Generate,
     limits: SandboxLimits,
@@ -85,13 +86,12 @@ async def run_episode(
     `TIMED_OUT`.
 
     Args:
-        task: the task.
+        prepared_task: the task; starts the sandboxes of the agent and of the graders.
         harness: the agent loop with its tools, or an agent program of somebody else's.
-        backend: starts the sandboxes of the agent and of the graders.
         rubric: what the final files are worth.
         generate: asks the policy.
         limits: limits of the agent's sandbox.
-        timeout_s: wall time of the agent, and again of the grading; see `Rubric.grade`.
+        timeout_s: wall time of the agent once its sandbox is there, and again of the grading; see `Rubric.grade`.
         group_id: the group this episode belongs to.
         episode_id: its own name.
         with_prompt: whether the conversation begins with the system message.
@@ -99,7 +99,7 @@ async def run_episode(
     Returns:
         The record, whatever happened; only cancellation comes out as an exception, after the sandbox is stopped.
     """
-    start = time.monotonic()
+    start, task = time.monotonic(), prepared_task.task
     conversation: Recording = harness.open(task.request, with_prompt)
     t = Trajectory(
         task_id=task.id,
@@ -112,22 +112,23 @@ async def run_episode(
         metadata=conversation.metadata if with_prompt else {"no_prompt": True},
     )
     clock = ToolClock()
-    phase = "the agent"
+    phase = "the agent's sandbox"
     try:
-        async with asyncio.timeout(timeout_s):
-            sandbox = await backend.start(task.files, limits, image=task.image)
-            try:
+        sandbox = await prepared_task.start()
+        try:
+            phase = "the agent"
+            async with asyncio.timeout(timeout_s):
                 outcome = await harness.run(conversation, sandbox, generate, episode_id, clock)
                 t.metadata |= _kept_by_tools(harness, sandbox)
                 finished = outcome is Outcome.FINISHED
                 files = await _collect(task, sandbox, limits) if finished else f"the episode ended with {outcome}"
-            finally:
-                await _stop(sandbox)
+        finally:
+            await _stop(sandbox)
         if isinstance(files, str):
             rubric.zero(t, reason=files)
         else:
             phase = "grading"
-            await rubric.grade(task, files, backend, t, timeout_s)
+            await rubric.grade(task, files, prepared_task.backend, t, timeout_s)
         t.outcome = outcome
     except TimeoutError:
         if clock.command_s > timeout_s / 2:
@@ -163,8 +164,8 @@ async def _collect(task: Task, sandbox: Sandbox, limits: SandboxLimits) -> dict[
 
     All that fits on the agent's disk would not fit into memory several times, here and in the grading sandbox.
     """
-    # A task in an image has its files there, and what they are is not known here.
-    known = sum(map(len, task.files.values())) if not task.image else limits.disk_bytes
+    # What files an image has, or a setup makes, is not known here.
+    known = sum(map(len, task.files.values())) if not (task.image or task.setup) else limits.disk_bytes
     try:
         return await sandbox.files(known + limits.disk_bytes // COLLECTED_SHARE)
     except OSError as error:
@@ -245,9 +246,9 @@ class Env:
             release: told each episode's name when the policy is not needed for it any more.
             with_prompt: whether the episodes begin with the system message; all siblings do, or none.
         """
-        async with asyncio.TaskGroup() as siblings:
+        async with prepared(task, self.backend, self.settings.limits, size) as state, asyncio.TaskGroup() as siblings:
             running = [
-                siblings.create_task(self.run_episode(task, group_id, name, generate, release, with_prompt))
+                siblings.create_task(self.run_episode(task, group_id, name, generate, release, with_prompt, state))
                 for name in (f"{group_id}/{i}" for i in range(size))
             ]
         return Group(group_id, task.id, [episode.result() for episode in running])
@@ -260,14 +261,18 @@ class Env:
         generate: Generate,
         release: Callable[[str], None] | None = None,
         with_prompt: bool = True,
+        state: PreparedTask | None = None,
     ) -> Trajectory:
-        """Run one episode when one of `concurrency` places is free; see `run_episode` of this module."""
-        async with self._slots:
+        """Run one episode when one of `concurrency` places is free; see `run_episode` of this module.
+
+        Its sandbox starts from the `state` that it shares with its siblings, if it has any.
+        """
+        alone = prepared(task, self.backend, self.settings.limits)
+        async with self._slots, alone if state is None else contextlib.nullcontext(state) as own:
             try:
                 return await run_episode(
-                    task,
+                    own,
                     harness=self.harness,
-                    backend=self.backend,
                     rubric=self.rubric,
                     generate=generate,
                     limits=self.settings.limits,

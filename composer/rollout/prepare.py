@@ -1,14 +1,22 @@
-"""A sandbox of a task, as an agent finds it: started with the task's files, and made ready by the task's setup."""
+"""A sandbox of a task, as an agent finds it: started with the task's files, and made ready by the task's setup.
+
+What takes long is done once for all siblings of a group: they, and the graders, start from a snapshot of that state.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Mapping
+from typing import Any, cast
 
-from composer.contract import Sandbox, SandboxBackend, SandboxLimits
-from composer.errors import TaskError
+from composer.contract import Sandbox, SandboxBackend, SandboxLimits, Snapshot
+from composer.errors import SandboxError, TaskError
 from composer.types import Task
 
 _SHOWN_BYTES = 300
+_MANY_FILES, _MANY_BYTES = 256, 2**20
+"""To start with more than these takes longer than to start from a snapshot."""
 
 
 async def prepare(task: Task, backend: SandboxBackend, limits: SandboxLimits) -> Sandbox:
@@ -31,6 +39,140 @@ async def prepare(task: Task, backend: SandboxBackend, limits: SandboxLimits) ->
             said = " ".join(done.output[-_SHOWN_BYTES:].decode(errors="replace").split()) or "no output"
             raise TaskError(f"the setup of task {task.id} {end} ({said}): mend it, or the task's image")
     except BaseException:
-        await asyncio.shield(asyncio.ensure_future(sandbox.stop()))
+        await _stop(sandbox)
         raise
     return sandbox
+
+
+@contextlib.asynccontextmanager
+async def prepared(
+    task: Task, backend: SandboxBackend, limits: SandboxLimits, num_siblings: int = 1
+) -> AsyncIterator[PreparedTask]:
+    """A task for as long as its episodes run; nothing is prepared before the first of them starts."""
+    state = PreparedTask(task, backend, limits, num_siblings)
+    try:
+        yield state
+    finally:
+        await state.close()
+
+
+class PreparedTask:
+    """One task, as its siblings and their graders share it."""
+
+    def __init__(self, task: Task, backend: SandboxBackend, limits: SandboxLimits, num_siblings: int) -> None:
+        """Use `prepared`; `limits` are those of the agents' sandboxes."""
+        self.task, self._backend, self._limits = task, backend, limits
+        many = len(task.files) > _MANY_FILES or sum(map(len, task.files.values())) > _MANY_BYTES
+        self._is_shared = num_siblings > 1 and (many or bool(task.setup))
+        self._lock = asyncio.Lock()
+        self._base: Snapshot | None = None
+        self._bare: Snapshot | None = None
+        self._failure: TaskError | None = None
+
+    @property
+    def backend(self) -> SandboxBackend:
+        """For graders: what they start has been made ready too, if the task has a setup."""
+        return cast("SandboxBackend", _ForGraders(self, self._backend)) if self.task.setup else self._backend
+
+    async def start(self) -> Sandbox:
+        """A sandbox for an agent.
+
+        Raises:
+            SandboxError, SandboxStartError, TaskError: as of `prepare`; or there is no room for a snapshot.
+        """
+        if not self._is_shared:
+            return await prepare(self.task, self._backend, self._limits)
+        async with self._lock:
+            if self._base is None:
+                # Whoever comes first gets the very sandbox of which the snapshot is.
+                return await self._prepare()
+        return await self._backend.start({}, self._limits, base=self._base)
+
+    async def base(self) -> Snapshot:
+        """The prepared state.
+
+        Raises:
+            SandboxError, SandboxStartError, TaskError: as of `start`.
+        """
+        async with self._lock:
+            if self._base is None:
+                await _stop(await self._prepare())
+            assert self._base is not None
+            return self._base
+
+    async def bare(self) -> Snapshot:
+        """The prepared state without what is in the working directory.
+
+        Raises:
+            SandboxError, SandboxStartError, TaskError: as of `start`.
+        """
+        base = await self.base()
+        async with self._lock:
+            if self._bare is None:
+                sandbox = await self._backend.start({}, self._limits, base=base)
+                try:
+                    done = await sandbox.exec(["find", ".", "-mindepth", "1", "-delete"])
+                    if done.exit_code:
+                        said = " ".join(done.output[-_SHOWN_BYTES:].decode(errors="replace").split())
+                        raise TaskError(f"what the setup of task {self.task.id} made cannot be removed again ({said})")
+                    self._bare = await self._keep(sandbox)
+                finally:
+                    await _stop(sandbox)
+            return self._bare
+
+    async def _prepare(self) -> Sandbox:
+        if self._failure is not None:
+            raise self._failure
+        try:
+            sandbox = await prepare(self.task, self._backend, self._limits)
+        except TaskError as error:
+            self._failure = error  # it would be the same for each sibling
+            raise
+        try:
+            self._base = await self._keep(sandbox)
+        except BaseException:
+            await _stop(sandbox)
+            raise
+        return sandbox
+
+    async def _keep(self, sandbox: Sandbox) -> Snapshot:
+        try:
+            return await sandbox.snapshot()
+        except OSError as error:
+            raise SandboxError(
+                f"there is no room for a snapshot of task {self.task.id} ({error.strerror or error}): "
+                "raise snapshot_bytes in env.sandbox.args, or lower env.concurrency"
+            ) from error
+
+    async def close(self) -> None:
+        """Forget the snapshots. Raises nothing."""
+        for snapshot in (self._base, self._bare):
+            if snapshot is not None:
+                await self._backend.drop(snapshot)
+        self._base = self._bare = None
+
+
+class _ForGraders:
+    """A backend whose sandboxes have been made ready by a task's setup, as the agent's had been."""
+
+    def __init__(self, state: PreparedTask, backend: SandboxBackend) -> None:
+        self._state, self._backend = state, backend
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._backend, name)
+
+    async def start(
+        self, files: Mapping[str, bytes], limits: SandboxLimits, *, image: str = "", base: Snapshot | None = None
+    ) -> Sandbox:
+        task = self._state.task
+        if base is None and image and image == task.image:
+            # With the task's own files: the setup came after them.
+            base, image, files = await self._state.base(), "", {} if files == task.files else files
+        elif base is None and not image:
+            base = await self._state.bare()
+        return await self._backend.start(files, limits, image=image, base=base)
+
+
+async def _stop(sandbox: Sandbox) -> None:
+    """Stop for certain, also when the caller is being cancelled."""
+    await asyncio.shield(asyncio.ensure_future(sandbox.stop()))

@@ -14,6 +14,7 @@ import pytest
 
 from composer.contract import SandboxLimits
 from composer.rollout.episode import Rubric, run_episode
+from composer.rollout.prepare import PreparedTask
 from composer.types import Outcome, Split
 from envs.grading.pytest_grader import PytestGrader
 from envs.sandbox.bubblewrap import BubblewrapBackend
@@ -99,7 +100,7 @@ class Shell:
         self.command, self.is_solved = command, is_solved
 
     def open(self, request, with_prompt=True):
-        return SimpleNamespace(turns=[], messages=[], ids=[])
+        return SimpleNamespace(turns=[], messages=[], ids=[], metadata={})
 
     async def run(self, conversation, sandbox, generate, episode_id, clock):
         if self.is_solved:
@@ -110,9 +111,8 @@ class Shell:
 
 async def play(backend: BubblewrapBackend, task, command: str, is_solved: bool):
     return await run_episode(
-        task,
+        PreparedTask(task, backend, SandboxLimits(), 1),
         harness=Shell(command, is_solved),
-        backend=backend,
         rubric=Rubric({"pytest": PytestGrader(memoise=False)}),
         generate=None,
         limits=SandboxLimits(),
