@@ -1,4 +1,4 @@
-"""The command: `composer [plan|doctor|audit|tasks check|autoinstall] [overrides]`, with Hydra's own flags around it.
+"""The command: `composer [plan|doctor|audit|tasks check|autoinstall|look] [overrides]`, with Hydra's flags around it.
 
 Nothing heavy is imported here: a plan for a trillion parameters must print at once, on any machine.
 """
@@ -30,7 +30,7 @@ from composer.multirun import run_sweep
 from composer.schema import Config
 from composer.streams import answering, give_up_failed, open_closed, say, say_error
 
-COMMANDS = ("plan", "doctor", "audit", "tasks", "autoinstall", "run")
+COMMANDS = ("plan", "doctor", "audit", "tasks", "autoinstall", "look", "run")
 _TAKES_VALUE = ("--config-name", "-cn", "--config-dir", "-cd", "--config-path", "-cp", "--package", "-p", "--cfg", "-c")
 _INFO_CHOICES = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
 
@@ -138,7 +138,13 @@ def _autoinstall(config: Config) -> int:
     return autoinstall_all(config)
 
 
-_LOOKS = {"doctor": _doctor, "audit": _audit, "tasks": _tasks, "autoinstall": _autoinstall}
+def _look(config: Config) -> int:
+    from composer.look import look
+
+    return look(config)
+
+
+_LOOKS = {"doctor": _doctor, "audit": _audit, "tasks": _tasks, "autoinstall": _autoinstall, "look": _look}
 """Commands that look at a config and answer."""
 
 

@@ -73,6 +73,15 @@ class Message:
     content: str
     tool_calls: tuple[ToolCall, ...] = ()
 
+    @classmethod
+    def from_dict(cls, d: dict[str, Any]) -> Message:
+        """From what `dataclasses.asdict` and JSON made of it.
+
+        Raises:
+            KeyError, TypeError: it is something else.
+        """
+        return cls(d["role"], d["content"], tuple(ToolCall(**c) for c in d["tool_calls"]))
+
 
 @dataclass(frozen=True)
 class Generation:
@@ -105,6 +114,22 @@ class Turn:
     """The part of it in which the policy was asked; the rest went to the tools."""
     parent: int = PREVIOUS
     """The number of the turn whose context it goes on from, prompt and generated tokens; or `PREVIOUS`, or `FRESH`."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """A JSON-ready copy (expert ids left out)."""
+        d = dataclasses.asdict(self)
+        d["generation"].pop("expert_ids")
+        return d
+
+    @classmethod
+    def from_dict(cls, d: dict[str, Any]) -> Turn:
+        """The inverse of `to_dict`.
+
+        Raises:
+            KeyError, TypeError: `d` is not what `to_dict` gives.
+        """
+        calls = [ToolCall(**c) for c in d["tool_calls"]]
+        return cls(**{**d, "generation": Generation(**d["generation"]), "tool_calls": calls})
 
 
 class Outcome(StrEnum):
@@ -246,21 +271,7 @@ class Trajectory:
         Raises:
             KeyError, TypeError, ValueError: `d` is not what `to_dict` gives.
         """
-        turns = [
-            Turn(
-                prompt_ids=t["prompt_ids"],
-                generation=Generation(**t["generation"]),
-                tool_calls=[ToolCall(**c) for c in t["tool_calls"]],
-                observation=t["observation"],
-                seconds=t["seconds"],
-                generation_seconds=t["generation_seconds"],
-                parent=t.get("parent", PREVIOUS),  # records of before there were branches have none
-            )
-            for t in d["turns"]
-        ]
-        messages = [
-            Message(m["role"], m["content"], tuple(ToolCall(**c) for c in m["tool_calls"])) for m in d["messages"]
-        ]
+        turns, messages = list(map(Turn.from_dict, d["turns"])), list(map(Message.from_dict, d["messages"]))
         return cls(**{**d, "turns": turns, "messages": messages, "outcome": Outcome(d["outcome"])})
 
 

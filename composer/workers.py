@@ -26,6 +26,7 @@ from composer.layout import Layout
 from composer.rehearsal import check_lengths
 from composer.rollout import preflight
 from composer.rollout.chat import TEMPLATES, Chat, install_template
+from composer.rollout.checkpoint import Keeping
 from composer.rollout.episode import Env, EnvSettings, Rubric
 from composer.rollout.generator import GeneratorPool, Replica
 from composer.rollout.parts import BlockedLoop, make_task
@@ -348,6 +349,7 @@ class EnvWorker:
             rubric=self.rubric,
             backend=self.backend,
             harness=self.external,
+            keeping=Keeping(self.layout.episodes, self.config.env.checkpoint_turns, self.config.env.kept_states),
         )
 
     async def run_group(self, split: Split, index: int, group_id: str, size: int, temperature: float) -> Group:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -367,6 +368,7 @@ class Conversation:
         messages: the same as text, for people.
         turns: what each generation added.
         metadata: what the episode's record is to hold besides.
+        num_invalid_calls: malformed turns so far.
     """
 
     def __init__(self, chat: Chat, tools: Sequence[Tool], system_prompt: str, request: str) -> None:
@@ -376,6 +378,7 @@ class Conversation:
         self.messages.append(Message("user", request))
         self.turns: list[Turn] = []
         self.metadata: dict[str, Any] = {}
+        self.num_invalid_calls = 0
         self.ids: list[int] = []
         self.loss_mask: list[bool] = []
         self._pending = chat.encode_prompt(self.messages, tools)
@@ -410,6 +413,33 @@ class Conversation:
             ended = turn.generation.token_ids[-1:] == [self.chat.end_token_id]
             self._pending = self.chat.encode_observations(observations, self.tools, ended)
             self._append(self._pending, generated=False)
+
+    def to_dict(self) -> dict[str, Any]:
+        """A JSON-ready copy between two turns (expert ids left out), which `resume` takes."""
+        return {
+            "messages": [asdict(message) for message in self.messages],
+            "turns": [turn.to_dict() for turn in self.turns],
+            "ids": self.ids,
+            "loss_mask": self.loss_mask,
+            "pending": self._pending,
+            "metadata": self.metadata,
+            "num_invalid_calls": self.num_invalid_calls,
+        }
+
+    def resume(self, d: dict[str, Any]) -> None:
+        """Go on where a conversation that began alike was when `to_dict` copied it.
+
+        Raises:
+            KeyError, TypeError, ValueError: `d` is not what `to_dict` gives.
+        """
+        messages, turns = [Message.from_dict(m) for m in d["messages"]], [Turn.from_dict(t) for t in d["turns"]]
+        if d["ids"][: len(self.ids)] != self.ids:
+            raise ValueError("it began with another prompt: the env or the tokenizer has changed since")
+        # In place: an episode's record holds these very lists.
+        self.messages[:], self.turns[:] = messages, turns
+        self.ids, self.loss_mask, self._pending = d["ids"], d["loss_mask"], d["pending"]
+        self.metadata.update(d["metadata"])
+        self.num_invalid_calls = d["num_invalid_calls"]
 
     def _append(self, ids: Sequence[int], generated: bool) -> None:
         self.ids += ids

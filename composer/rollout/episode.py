@@ -10,12 +10,13 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from composer.contract import Grader, Sandbox, SandboxBackend, SandboxLimits, Taskset, Tool
 from composer.errors import ComposerError, GradingError
 from composer.rollout.chat import Chat
+from composer.rollout.checkpoint import Keeping, kept_by_tools
 from composer.rollout.harness import Generate, Harness, HarnessLimits, Plays, Recording, ToolClock
 from composer.rollout.parts import grade
 from composer.rollout.prepare import PreparedTask, prepared
@@ -77,6 +78,7 @@ async def run_episode(
     group_id: str,
     episode_id: str,
     with_prompt: bool = True,
+    keeping: Keeping = Keeping(),  # noqa: B008 - frozen
 ) -> Trajectory:
     """Run the agent in a sandbox of its own, then grade what it left behind.
 
@@ -95,11 +97,14 @@ async def run_episode(
         group_id: the group this episode belongs to.
         episode_id: its own name.
         with_prompt: whether the conversation begins with the system message.
+        keeping: what the episode leaves on disk, and where it goes on from if it was interrupted.
 
     Returns:
         The record, whatever happened; only cancellation comes out as an exception, after the sandbox is stopped.
     """
-    start, task = time.monotonic(), prepared_task.task
+    start, task, files_of = time.monotonic(), prepared_task.task, keeping.of(episode_id)
+    if (ended := files_of.ended()) is not None:
+        return ended
     conversation: Recording = harness.open(task.request, with_prompt)
     t = Trajectory(
         task_id=task.id,
@@ -114,12 +119,14 @@ async def run_episode(
     clock = ToolClock()
     phase = "the agent's sandbox"
     try:
-        sandbox = await prepared_task.start()
+        sandbox = await files_of.start(prepared_task, conversation, harness.tools)
         try:
             phase = "the agent"
             async with asyncio.timeout(timeout_s):
-                outcome = await harness.run(conversation, sandbox, generate, episode_id, clock)
-                t.metadata |= _kept_by_tools(harness, sandbox)
+                asked = files_of.watching(generate, conversation, sandbox, prepared_task.agents_backend, harness.tools)
+                outcome = await harness.run(conversation, sandbox, asked, episode_id, clock)
+                await files_of.keep_state(sandbox, prepared_task.agents_backend)
+                t.metadata |= kept_by_tools(harness.tools, sandbox)
                 finished = outcome is Outcome.FINISHED
                 files = await _collect(task, sandbox, limits) if finished else f"the episode ended with {outcome}"
         finally:
@@ -150,13 +157,8 @@ async def run_episode(
         logger.exception("Episode %s broke in %s", episode_id, phase)
         _fail(t, f"{phase} raised {type(error).__name__}: {error}")
     t.seconds = time.monotonic() - start
+    files_of.end(t)
     return t
-
-
-def _kept_by_tools(harness: Plays, sandbox: Sandbox) -> dict[str, Any]:
-    """What tools have kept for the episode, by their names: a to-do list, for one."""
-    kept = {name: tool.final(sandbox) for name, tool in harness.tools.items() if hasattr(tool, "final")}  # pyright: ignore[reportAttributeAccessIssue]
-    return {name: [asdict(item) for item in items] for name, items in kept.items() if items}
 
 
 async def _collect(task: Task, sandbox: Sandbox, limits: SandboxLimits) -> dict[str, bytes] | str:
@@ -214,6 +216,7 @@ class Env:
         rubric: Rubric,
         backend: SandboxBackend,
         harness: Plays | None = None,
+        keeping: Keeping = Keeping(),  # noqa: B008 - frozen
     ) -> None:
         """Put the parts together, and render a first prompt so that a chat template that cannot is found now.
 
@@ -225,6 +228,7 @@ class Env:
         self.settings, self.chat, self.taskset, self.backend, self.rubric = settings, chat, taskset, backend, rubric
         self.harness: Plays = harness or Harness(chat, tools, settings.system_prompt, settings)
         self.harness.open("")
+        self.keeping = keeping
         self._slots = asyncio.Semaphore(settings.concurrency)
 
     async def run_group(
@@ -251,6 +255,7 @@ class Env:
                 siblings.create_task(self.run_episode(task, group_id, name, generate, release, with_prompt, state))
                 for name in (f"{group_id}/{i}" for i in range(size))
             ]
+        self.keeping.forget(group_id)
         return Group(group_id, task.id, [episode.result() for episode in running])
 
     async def run_episode(
@@ -280,6 +285,7 @@ class Env:
                     group_id=group_id,
                     episode_id=episode_id,
                     with_prompt=with_prompt,
+                    keeping=self.keeping,
                 )
             finally:
                 if release is not None:

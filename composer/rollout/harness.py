@@ -153,7 +153,7 @@ class Harness:
             SandboxError: the sandbox failed.
             ToolError: a tool broke its contract.
         """
-        limits, invalid_calls = self.limits, 0
+        limits = self.limits
         while True:
             # Query.
             room = limits.max_model_len - len(conversation.ids)
@@ -173,13 +173,13 @@ class Harness:
             try:
                 calls = self._parse(conversation)
             except ToolCallError as error:
-                invalid_calls += 1
+                conversation.num_invalid_calls += 1
                 observations = [f"error: {error}"]
             else:
                 observations, finished = await execute(calls, self.tools, sandbox, limits.max_observation_bytes, clock)
 
             # Observe.
-            too_many = invalid_calls > limits.invalid_calls_allowed
+            too_many = conversation.num_invalid_calls > limits.invalid_calls_allowed
             conversation.add_observations(observations, continues=not (finished or too_many or last_turn))
             conversation.turns[-1].seconds = time.monotonic() - start
             if finished:

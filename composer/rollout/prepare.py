@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
 from typing import Any, cast
 
 from composer.contract import Sandbox, SandboxBackend, SandboxLimits, Snapshot
@@ -61,7 +62,7 @@ class PreparedTask:
 
     def __init__(self, task: Task, backend: SandboxBackend, limits: SandboxLimits, num_siblings: int) -> None:
         """Use `prepared`; `limits` are those of the agents' sandboxes."""
-        self.task, self._backend, self._limits = task, backend, limits
+        self.task, self.agents_backend, self._limits = task, backend, limits
         many = len(task.files) > _MANY_FILES or sum(map(len, task.files.values())) > _MANY_BYTES
         self._is_shared = num_siblings > 1 and (many or bool(task.setup))
         self._lock = asyncio.Lock()
@@ -72,7 +73,9 @@ class PreparedTask:
     @property
     def backend(self) -> SandboxBackend:
         """For graders: what they start has been made ready too, if the task has a setup."""
-        return cast("SandboxBackend", _ForGraders(self, self._backend)) if self.task.setup else self._backend
+        return (
+            cast("SandboxBackend", _ForGraders(self, self.agents_backend)) if self.task.setup else self.agents_backend
+        )
 
     async def start(self) -> Sandbox:
         """A sandbox for an agent.
@@ -81,12 +84,25 @@ class PreparedTask:
             SandboxError, SandboxStartError, TaskError: as of `prepare`; or there is no room for a snapshot.
         """
         if not self._is_shared:
-            return await prepare(self.task, self._backend, self._limits)
+            return await prepare(self.task, self.agents_backend, self._limits)
         async with self._lock:
             if self._base is None:
                 # Whoever comes first gets the very sandbox of which the snapshot is.
                 return await self._prepare()
-        return await self._backend.start({}, self._limits, base=self._base)
+        return await self.agents_backend.start({}, self._limits, base=self._base)
+
+    async def start_from(self, path: Path) -> Sandbox:
+        """A sandbox for an agent with the files that a sandbox of this task had when they were saved.
+
+        Raises:
+            OSError: the file cannot be read, or there is no room.
+            SandboxError, SandboxStartError: it is no saved state, or the sandbox could not start.
+        """
+        snapshot = await self.agents_backend.load(path)
+        try:
+            return await self.agents_backend.start({}, self._limits, base=snapshot)
+        finally:
+            await self.agents_backend.drop(snapshot)
 
     async def base(self) -> Snapshot:
         """The prepared state.
@@ -109,7 +125,7 @@ class PreparedTask:
         base = await self.base()
         async with self._lock:
             if self._bare is None:
-                sandbox = await self._backend.start({}, self._limits, base=base)
+                sandbox = await self.agents_backend.start({}, self._limits, base=base)
                 try:
                     done = await sandbox.exec(["find", ".", "-mindepth", "1", "-delete"])
                     if done.exit_code:
@@ -124,7 +140,7 @@ class PreparedTask:
         if self._failure is not None:
             raise self._failure
         try:
-            sandbox = await prepare(self.task, self._backend, self._limits)
+            sandbox = await prepare(self.task, self.agents_backend, self._limits)
         except TaskError as error:
             self._failure = error  # it would be the same for each sibling
             raise
@@ -148,7 +164,7 @@ class PreparedTask:
         """Forget the snapshots. Raises nothing."""
         for snapshot in (self._base, self._bare):
             if snapshot is not None:
-                await self._backend.drop(snapshot)
+                await self.agents_backend.drop(snapshot)
         self._base = self._bare = None
 
 

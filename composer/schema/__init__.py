@@ -27,7 +27,7 @@ from composer.choices import (
 from composer.schema.algorithm import AlgorithmConfig, LengthPenaltyConfig
 from composer.schema.autoinstall import AutoinstallConfig, InstallAgentConfig
 from composer.schema.env import AgentConfig, AgentFileConfig, EnvConfig, LimitsConfig, PoolConfig
-from composer.schema.fields import TargetConfig, number
+from composer.schema.fields import TargetConfig, number, text
 from composer.schema.mix import MixConfig, PhaseConfig, SessionsConfig, SourceConfig
 from composer.schema.model import ModelConfig
 from composer.schema.running import EvaluationConfig, GeneratorConfig, ParallelConfig, TrackingConfig, WeightSyncConfig
@@ -49,6 +49,7 @@ __all__ = [
     "GeneratorConfig",
     "LengthPenaltyConfig",
     "LimitsConfig",
+    "LookConfig",
     "PoolConfig",
     "LossKind",
     "MixConfig",
@@ -67,6 +68,16 @@ __all__ = [
     "TrackingConfig",
     "WeightSyncConfig",
 ]
+
+
+@dataclass(frozen=True)
+class LookConfig:
+    """Only `composer look` reads it."""
+
+    state: str = text("", may_be_empty=True)
+    """A file in the folder `episodes/states` of a run, or beside a checkpoint."""
+    command: str = text("", may_be_empty=True)
+    """A command line for a shell in it; empty: those that are typed."""
 
 
 @dataclass(frozen=True)
@@ -104,4 +115,5 @@ class Config:
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     """How the model is measured."""
     autoinstall: AutoinstallConfig = field(default_factory=AutoinstallConfig)
+    look: LookConfig = field(default_factory=LookConfig)
     """How environments are made of repositories."""

@@ -116,5 +116,9 @@ class EnvConfig:
     """Episodes at a time in one env worker."""
     num_workers: int = number(1, 1)
     """Env workers (processes)."""
+    checkpoint_turns: int = number(0, 0)
+    """Turns of an episode between two checkpoints, from which it goes on if the run is interrupted; 0: none."""
+    kept_states: float = number(0.0, 0, 1)
+    """Share of episodes whose final files are kept in the run directory, for `composer look`."""
     pool: PoolConfig = field(default_factory=PoolConfig)
     """Of each env worker."""

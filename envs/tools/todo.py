@@ -6,7 +6,7 @@ how it ended by `final`. A grader, who has not, follows the calls in the traject
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -90,6 +90,10 @@ class Todo(CheckedTool):
     def final(self, sandbox: Sandbox) -> list[TodoItem]:
         """The list of the episode that happens in `sandbox`."""
         return list(self._lists.of(sandbox).values())
+
+    def restore(self, sandbox: Sandbox, items: Sequence[Mapping[str, Any]]) -> None:
+        """Go on with the list that `final` gave in an earlier sandbox of the same episode."""
+        self._lists.of(sandbox).update({item["id"]: TodoItem(**item) for item in items})
 
     def replay(self, calls: Iterable[ToolCall]) -> list[TodoItem]:
         """The list after the calls of an episode, in order; those of other tools and those that were refused are none.
