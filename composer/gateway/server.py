@@ -110,6 +110,7 @@ class Gateway:
 
     def _handler(self, api: ModuleType) -> Callable[[web.Request], Any]:
         async def handle(request: web.Request) -> web.StreamResponse:
+            episode = None
             try:
                 episode = self._episode(request)
                 raw = await request.read()
@@ -117,6 +118,8 @@ class Gateway:
                 digest = hashlib.sha256(request.path.encode() + b"\0" + raw).hexdigest()
                 return await _answer(api, request, episode, ask, digest)
             except ApiError as error:
+                if episode is not None and error.trouble is Trouble.BAD_REQUEST:
+                    episode.record.count(f"refused_{error.trouble}")
                 return _error(api, error)
             except web.HTTPRequestEntityTooLarge:
                 return _error(api, bad_request(f"the request has more than {_MAX_BODY_BYTES} bytes"))

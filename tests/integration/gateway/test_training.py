@@ -1,4 +1,4 @@
-"""Two steps of RL with agents of others, all of it real: the run, vLLM, the trainer, sandboxes, and the agents' clients.
+"""Two steps of RL with agents of others, all of it real: the run, vLLM, the trainer, sandboxes, the agents' clients.
 
 A random model says nothing of use; its episodes are recorded, told apart by a grader that looks at the text alone, and
 trained on. The recorded tokens are then scored by transformers with the weights that the first step began with.
