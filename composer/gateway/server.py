@@ -41,6 +41,8 @@ _MAX_BODY_BYTES = 2**26
 _MAX_ANSWERS = 64
 """Of an episode, that are kept for retries."""
 _STOP_S = 2.0
+_TURNS_TO_LEARN = 3
+"""Of the event loop, after which it knows of connections that have ended by now."""
 
 
 @dataclass
@@ -215,6 +217,8 @@ async def _answer(
     else:
         answer, take_back = await episode.record.answer(ask)
     try:
+        for _ in range(_TURNS_TO_LEARN):
+            await asyncio.sleep(0)
         if request.transport is None or request.transport.is_closing():
             raise ConnectionResetError("the client has hung up")
         if take_back is not None:

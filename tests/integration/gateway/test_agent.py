@@ -1,4 +1,4 @@
-"""Agent programs in real sandboxes: how they reach the gateway, how they end, and whose fault it is when they do not."""
+"""Agent programs in real sandboxes: how they reach the gateway, how they end, and whose fault it is if they do not."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ import json, os, sys, urllib.request
 
 def ask(messages, key=os.environ.get("KEY"), **more):
     body = json.dumps({"model": "m", "messages": messages, **more}).encode()
-    request = urllib.request.Request(os.environ["URL"] + "/v1/chat/completions", body, {"Authorization": "Bearer " + key})
+    url, headers = os.environ["URL"] + "/v1/chat/completions", {"Authorization": "Bearer " + key}
+    request = urllib.request.Request(url, body, headers)
     with urllib.request.urlopen(request) as answer:
         return json.loads(answer.read())["choices"][0]["message"]
 
