@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -39,6 +40,8 @@ from composer.gateway.exchange import (
 from composer.rollout.chat import Chat, format_calls
 from composer.rollout.harness import Generate, HarnessLimits, check_generation
 from composer.types import FRESH, PREVIOUS, Generation, Message, Outcome, ToolCall, Turn
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass
@@ -147,6 +150,11 @@ class EpisodeRecord:
         except asyncio.CancelledError:
             self.count("cancelled")
             raise
+        except Exception as error:  # whatever broke, it was not the agent
+            logger.exception("Episode %s: asking the policy broke", self._episode_id)
+            self.failure = GeneratorError(f"asking the policy raised {type(error).__name__}: {error}")
+            self.ended.set()
+            raise ApiError(Trouble.UNAVAILABLE, "the model is not available") from error
         self._refused = None
         return self._note(ask, parent, prompt, generation, started, len(context))
 

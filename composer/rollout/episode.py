@@ -80,10 +80,9 @@ async def run_episode(
     """Run the agent in a sandbox of its own, then grade what it left behind.
 
     Only an episode that ended with the finish tool, or whose agent program ended by itself, is graded: all others hand
-    nothing in and get 0. An episode has no
-    reward (`INFRASTRUCTURE_ERROR`, with its cause in `error`) when the generator, the sandbox, a tool or a grader
-    failed, or when they were too slow; if the agent's own commands used more than half of the time, it gets 0 as
-    `TIMED_OUT`.
+    nothing in and get 0. An episode has no reward (`INFRASTRUCTURE_ERROR`, with its cause in `error`) when the
+    generator, the sandbox, a tool or a grader failed, or when they were too slow; if the agent's own commands used more
+    than half of the time, it gets 0 as `TIMED_OUT`.
 
     Args:
         task: the task.

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import json
 import sysconfig
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -120,6 +122,7 @@ sys.exit(7)
     assert exact(policy, t)
 
 
+@pytest.mark.skipif(importlib.util.find_spec("minisweagent") is None, reason="mini-swe-agent is not installed")
 def test_mini_swe_agent(runner, backend, chat) -> None:
     """A tool call, a turn without one, which it drops and asks again, and its own end."""
     policy = Policy(
@@ -300,8 +303,10 @@ def test_folders_are_seen_read_only(runner, tmp_path) -> None:
     for folder in (f"{tmp_path}/agent:/opt/agents/one", f"{tmp_path}/agent:/srv/agent"):
         seen = runner.run(look(folder)).decode()
         assert seen.startswith("hello") and "Read-only file system" in seen
-    with pytest.raises(SandboxStartError, match="there is no folder '/nowhere/at/all' on this machine"):
+    with pytest.raises(SandboxStartError, match="folders='/nowhere/at/all': no such folder on this machine"):
         runner.run(look("/nowhere/at/all"))
+    with pytest.raises(SandboxStartError, match="sandboxes would see .*: name a smaller folder"):
+        runner.run(look(f"{Path(__file__).parents[3]}:/opt/agent"))
     for wrong in ("relative", f"{tmp_path}:/usr/agent", f"{tmp_path}:/agent", f"{tmp_path}:/opt/../etc"):
         with pytest.raises(ValueError, match="folders="):
             BubblewrapBackend("test", folders=[wrong])

@@ -4,6 +4,7 @@ A random model says nothing of use; its episodes are recorded, told apart by a g
 trained on. The recorded tokens are then scored by transformers with the weights that the first step began with.
 """
 
+import importlib.util
 import json
 import os
 import subprocess
@@ -103,10 +104,20 @@ def env_of(name: str, folder: Path) -> None:
     (folder / "text_grader.py").write_text(GRADER)
 
 
+MODULES = {
+    "mini_swe_agent": "minisweagent",
+    "openai_agents": "agents",
+    "openai_sdk": "openai",
+    "anthropic_sdk": "anthropic",
+}
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("name", COMMANDS)
 def test_an_agent_trains(name: str, checkpoint: Path, tmp_path: Path) -> None:
+    if importlib.util.find_spec(MODULES[name]) is None:
+        pytest.skip(f"{name} is not installed")
     env_of(name, tmp_path)
     overrides = [
         *("--config-dir", str(tmp_path), "env=tried", "stages=[rl]", "plugins=[text_grader]"),

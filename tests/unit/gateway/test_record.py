@@ -264,6 +264,12 @@ def test_an_outage_ends_the_episode_and_is_never_text(chat: Chat):
     assert len(record.turns) == 1 and record.limit is None
 
 
+def test_what_breaks_on_the_way_to_the_policy_is_an_outage_too(chat: Chat):
+    record, _ = opened(chat, [ConnectionError("bug")])
+    assert refused(record, USER).trouble is Trouble.UNAVAILABLE and record.ended.is_set()
+    assert str(record.failure) == "asking the policy raised ConnectionError: bug"
+
+
 @pytest.mark.parametrize("reason", ["abort", "stop"])
 def test_an_answer_without_an_end_or_a_token_is_an_outage(chat: Chat, reason: str):
     record, _ = opened(chat, [Generation([] if reason == "stop" else [1], [], [], reason)])

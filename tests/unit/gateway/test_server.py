@@ -79,6 +79,12 @@ def test_what_is_no_request(chat: Chat) -> None:
         for body in (b"{", b"[]", b"\xff", b"[" * 100_000):
             status, error = await client.post(CHAT, body)
             assert status == 400 and "must be a JSON object" in error["error"]["message"]
+        for path, body in (
+            (CHAT, {"messages": [USER], "tools": [{"type": "function", "function": {"name": "f", "parameters": 7}}]}),
+            ("/v1/responses", {"input": "a", "include": 7}),
+            ("/v1/messages", {"messages": [USER], "system": [7]}),
+        ):
+            assert (await client.post(path, body))[0] == 400
         assert (await client.post("/v1/completions", {}))[0] == 404
         assert (await client.post("/v1/nothing", {}, anthropic_version="x"))[1]["error"]["type"] == "not_found_error"
         status, error = await client.post("/v1/responses", {"input": "a", "previous_response_id": "resp_x"})
@@ -89,7 +95,7 @@ def test_what_is_no_request(chat: Chat) -> None:
             assert answer.status == 401
 
     record = serve(chat, Policy(chat), talk)
-    assert record.turns == [] and record.metadata["gateway"] == {"refused_bad_request": 5}
+    assert record.turns == [] and record.metadata["gateway"] == {"refused_bad_request": 8}
 
 
 def test_the_same_question_again_is_a_new_sample_unless_it_says_that_it_is_a_retry(chat: Chat) -> None:
@@ -151,3 +157,20 @@ def test_an_answer_that_finds_its_client_gone_is_taken_back(chat: Chat, monkeypa
         assert text((await client.post(CHAT, body, x_stainless_retry_count="1"))[1]) == "two"
 
     assert len(serve(chat, Policy(chat, ["one", "two"]), talk).turns) == 1
+
+
+def test_an_episode_has_a_number_of_requests_at_a_time(chat: Chat, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("composer.gateway.server._MAX_REQUESTS", 2)
+    policy, most = Policy(chat, say=lambda _: "ok"), 0
+
+    async def talk(client: Client, record: EpisodeRecord) -> None:
+        nonlocal most
+        policy.gate = asyncio.Event()
+        asking = [asyncio.create_task(client.post(CHAT, {"messages": [USER]})) for _ in range(5)]
+        for _ in range(50):
+            await asyncio.sleep(0.005)
+            most = max(most, record.metadata["gateway"].get("requests", 0))
+        policy.gate.set()
+        assert [status for status, _ in await asyncio.gather(*asking)] == [200] * 5
+
+    assert len(serve(chat, policy, talk).turns) == 5 and most == 2
