@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
 import importlib.util
 import os
@@ -17,15 +18,20 @@ from urllib.parse import urlsplit
 from rich.console import Console
 from rich.table import Table
 
-from composer.contract import Finding
+from composer.checks.common import generates
+from composer.contract import Finding, SandboxBackend
 from composer.errors import ComposerError
 from composer.instantiate import instantiate
 from composer.plan import RunPlan, make_plan
 from composer.plan_table import WIDTH_IN_LOGS
 from composer.rehearsal import rehearse
+from composer.rollout.episode import EnvSettings
+from composer.rollout.parts import make_task
+from composer.rollout.preflight import check_agent
 from composer.rollout.pressure import available_memory_bytes
 from composer.schema import Accelerator, Config, Stage, SyncMethod
 from composer.tracking.console import bytes_text
+from composer.types import Split
 
 EXIT_MISSING = 3
 _PROCESS_BYTES = 900 * 10**6
@@ -82,6 +88,7 @@ def examine(config: Config, plan: RunPlan) -> Iterator[Finding]:
     yield _gpu(config, plan)
     yield from _inputs(config)
     yield from _of_target("sandbox", config)
+    yield from _agent(config)
     yield from _of_target("launcher", config)
     yield _tracking(config)
     for name, gives, remedy in _OPTIONAL:
@@ -222,6 +229,31 @@ def _of_target(kind: str, config: Config) -> Iterator[Finding]:
         yield from thing.check()
     except (ComposerError, ImportError) as error:
         yield Finding(kind, False, str(error), f"choose another {key}, or install what it needs")
+
+
+def _agent(config: Config) -> Iterator[Finding]:
+    """Whether the program that is to play can start in a sandbox."""
+    env = config.env
+    if not env.agent.command or not generates(config):
+        return
+
+    async def look() -> None:
+        backend: SandboxBackend = instantiate(env.sandbox, config.plugins, key="env.sandbox", run_label="doctor")
+        given = {"expert_accuracy": config.mix.sessions.expert_accuracy, "seed": config.seed}
+        taskset = instantiate(env.taskset, config.plugins, key="env.taskset", **given)
+        limits = EnvSettings.from_config(env, config.generator.max_model_len).limits
+        image = make_task(taskset, Split.TRAIN, 0).image
+        try:
+            await check_agent(env.agent.command, env.agent.environment, backend, limits, image)
+        finally:
+            await backend.close()
+
+    try:
+        asyncio.run(look())
+    except ComposerError as error:
+        yield Finding("agent", False, str(error))
+    else:
+        yield Finding("agent", True, f"{env.agent.command[0]} is there in a sandbox")
 
 
 def _limits(config: Config) -> Finding:

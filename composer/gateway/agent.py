@@ -19,11 +19,12 @@ from typing import Any
 from composer.contract import ExecResult, Sandbox, Tool
 from composer.errors import SandboxError, ToolError
 from composer.gateway.channel import RELAY, Channel
+from composer.gateway.exchange import OfferedTool
 from composer.gateway.record import EpisodeRecord
 from composer.gateway.server import MODEL, Gateway
 from composer.rollout.chat import Chat
 from composer.rollout.harness import Generate, HarnessLimits, ToolClock
-from composer.types import Outcome
+from composer.types import Message, Outcome
 
 PORT = 41184
 """Where an agent finds the gateway on its sandbox's loopback."""
@@ -55,7 +56,14 @@ class ExternalHarness:
     """Runs an agent's program where `composer.rollout.harness.Harness` would run the product's own loop."""
 
     def __init__(self, program: AgentProgram, chat: Chat, limits: HarnessLimits) -> None:
-        """Nothing listens before the first episode."""
+        """Nothing listens before the first episode.
+
+        Raises:
+            TokenizerError: the chat template cannot render a conversation with tools.
+        """
+        tool: Any = OfferedTool("shell", "", {"type": "object", "properties": {}})
+        chat.encode_prompt([Message("system", ""), Message("user", "")], [tool])
+        chat.encode_continuation([Message("tool", ""), Message("user", "")], [tool], ended=True)
         self.program, self.chat, self.limits = program, chat, limits
         self.tools: dict[str, Tool] = {}
         self.gateway = Gateway()

@@ -30,7 +30,6 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "background": (False,),
     "include": ([],),
     "tool_choice": ("auto", "none"),
-    "text": ({}, {"format": {"type": "text"}}),
     "top_logprobs": (0,),
     "truncation": ("disabled",),
     "conversation": (),
@@ -48,6 +47,7 @@ _WITHOUT_EFFECT = (
     "store",
     "stream_options",
     "temperature",
+    "text",
     "top_p",
     "user",
 )
@@ -69,6 +69,8 @@ def read(body: Mapping[str, Any], earlier: tuple[Said, ...] = ()) -> Ask:
     refuse_unknown(body, (*_READ, *_NEUTRAL, *_WITHOUT_EFFECT))
     include = [i for i in body.get("include") or [] if i != "reasoning.encrypted_content"]  # there is none
     refuse_unless({**body, "include": include}, _NEUTRAL)
+    form = body["text"].get("format") if isinstance(body.get("text"), dict) else None
+    refuse_unless({"text.format": form}, {"text.format": ({"type": "text"},)})
     instructions = check_text(body.get("instructions") or "", "instructions")
     system = (Said("system", instructions),) if instructions else ()
     given = body.get("input")

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -40,20 +41,33 @@ from composer.rollout.chat import Chat, format_calls
 from composer.rollout.harness import Generate, HarnessLimits, check_generation
 from composer.types import FRESH, PREVIOUS, Generation, Message, Outcome, ToolCall, Turn
 
+logger = logging.getLogger(__name__)
 
-@dataclass
+
+@dataclass(eq=False)
 class _Context:
     """What a turn ended in: everything its next one continues."""
 
+    turn: Turn
     answer_id: str
     ask: Ask
     messages: tuple[Said, ...]
     """The request's, and the answer."""
     tools_key: str
-    parent: int | None
+    parent: _Context | None
     shown: list[Message]
     """What the turn added, for people."""
     started: float
+    num_continued: int = 0
+    """Requests that go on from it, answered or not yet."""
+
+    def ids(self) -> list[int]:
+        """The token ids of the whole context."""
+        line, context = [], self
+        while context is not None:
+            line.append(context.turn)
+            context = context.parent
+        return [i for turn in reversed(line) for i in (*turn.prompt_ids, *turn.generation.token_ids)]
 
 
 class EpisodeRecord:
@@ -127,18 +141,18 @@ class EpisodeRecord:
         if len(self.turns) + self._num_pending >= self.limits.max_turns:
             raise self._refuse(Trouble.MAX_TURNS, f"this episode has had its {self.limits.max_turns} requests")
         parent, prompt = self._encode(ask)
-        context = [*self.context_ids(parent), *prompt]
-        room = self.limits.max_model_len - len(context)
+        ids = [*(parent.ids() if parent is not None else ()), *prompt]
+        room = self.limits.max_model_len - len(ids)
         if room < 1:
             raise self._refuse(
                 Trouble.CONTEXT_FULL,
                 f"This model's maximum context length is {self.limits.max_model_len} tokens. However, your messages "
-                f"resulted in {len(context)} tokens: prompt is too long. Please reduce the length of the messages.",
+                f"resulted in {len(ids)} tokens: prompt is too long. Please reduce the length of the messages.",
             )
         max_tokens = min(room, self.limits.max_turn_tokens, ask.max_tokens or room)
         try:
-            with self._pending():
-                generation = await generate(context, max_tokens=max_tokens, episode_id=self._episode_id)
+            with self._pending(parent):
+                generation = await generate(list(ids), max_tokens=max_tokens, episode_id=self._episode_id)
                 check_generation(generation, self._episode_id)
         except GeneratorError as error:
             self.failure = error
@@ -147,8 +161,13 @@ class EpisodeRecord:
         except asyncio.CancelledError:
             self.count("cancelled")
             raise
+        except Exception as error:  # whatever broke, it was not the agent
+            logger.exception("Episode %s: asking the policy broke", self._episode_id)
+            self.failure = GeneratorError(f"asking the policy raised {type(error).__name__}: {error}")
+            self.ended.set()
+            raise ApiError(Trouble.UNAVAILABLE, "the model is not available") from error
         self._refused = None
-        return self._note(ask, parent, prompt, generation, started, len(context))
+        return self._note(ask, parent, prompt, generation, started, len(ids))
 
     def count_tokens(self, ask: Ask) -> int:
         """How many tokens the context of a request has.
@@ -157,20 +176,16 @@ class EpisodeRecord:
             ApiError: the chat template refuses it.
         """
         parent, prompt = self._encode(ask)
-        return len(self.context_ids(parent)) + len(prompt)
+        return len(parent.ids() if parent is not None else ()) + len(prompt)
 
     def conversation_of(self, answer_id: str) -> tuple[Said, ...] | None:
         """The messages up to an answer, without its request's instructions; None if there is no such answer."""
         found = (c.messages[c.ask.num_instructions :] for c in self._contexts if c.answer_id == answer_id)
         return next(found, None)
 
-    def context_ids(self, number: int | None) -> list[int]:
-        """The token ids of a turn's whole context, with what it generated; of none, none."""
-        line: list[Turn] = []
-        while number is not None:
-            line.append(self.turns[number])
-            number = self._contexts[number].parent
-        return [i for turn in reversed(line) for i in (*turn.prompt_ids, *turn.generation.token_ids)]
+    def context_ids(self, number: int) -> list[int]:
+        """The token ids of a turn's whole context, with what it generated."""
+        return self._contexts[number].ids()
 
     def _refuse(self, trouble: Trouble, message: str) -> ApiError:
         self._refused = trouble
@@ -180,38 +195,45 @@ class EpisodeRecord:
         return ApiError(trouble, message)
 
     @contextlib.contextmanager
-    def _pending(self) -> Iterator[None]:
+    def _pending(self, parent: _Context | None) -> Iterator[None]:
+        """While a request that goes on from `parent` waits for its answer; without one, it has not gone on from it."""
         if not self._num_pending:
             self._pending_since = time.monotonic()
         self._num_pending += 1
+        if parent is not None:
+            parent.num_continued += 1
         try:
             yield
+        except BaseException:
+            if parent is not None:
+                parent.num_continued -= 1
+            raise
         finally:
             self._num_pending -= 1
             if not self._num_pending:
                 self._asked_s += time.monotonic() - self._pending_since
 
-    def _find(self, ask: Ask) -> int | None:
-        """The turn with the longest context that the request continues; the newest of several."""
+    def _find(self, ask: Ask) -> _Context | None:
+        """The longest context that the request continues; the newest of several."""
         best, length, key = None, 0, ask.tools_key
-        for number, context in enumerate(self._contexts):
+        for context in self._contexts:
             size = len(context.messages)
             if length <= size < len(ask.messages) and context.tools_key == key:
                 pairs = zip(reversed(context.messages), reversed(ask.messages[:size]), strict=True)
                 if all(known.is_like(given) for known, given in pairs):
-                    best, length = number, size
+                    best, length = context, size
         return best
 
-    def _encode(self, ask: Ask) -> tuple[int | None, list[int]]:
-        """The turn that a request continues, and the ids of what it adds."""
+    def _encode(self, ask: Ask) -> tuple[_Context | None, list[int]]:
+        """The context that a request continues, and the ids of what it adds."""
         parent = self._find(ask)
         # The same objects for the same tools, by which the template's renderings are kept.
         tools: Any = self._tools.setdefault(ask.tools_key, ask.tools)
         try:
             if parent is None:
                 return None, self.chat.encode_prompt([self._message(m) for m in ask.messages], tools)
-            new = [self._message(m) for m in ask.messages[len(self._contexts[parent].messages) :]]
-            ended = self.turns[parent].generation.token_ids[-1:] == [self.chat.end_token_id]
+            new = [self._message(m) for m in ask.messages[len(parent.messages) :]]
+            ended = parent.turn.generation.token_ids[-1:] == [self.chat.end_token_id]
             return parent, self.chat.encode_continuation(new, tools, ended)
         except TokenizerError as error:
             raise bad_request(f"the chat template refuses the messages: {error}", "messages") from error
@@ -224,8 +246,15 @@ class EpisodeRecord:
         return Message(said.role, said.text + format_calls(self.chat.template, calls), calls)
 
     def _note(
-        self, ask: Ask, parent: int | None, prompt: list[int], generation: Generation, started: float, num_prompt: int
+        self,
+        ask: Ask,
+        parent: _Context | None,
+        prompt: list[int],
+        generation: Generation,
+        started: float,
+        num_prompt: int,
     ) -> tuple[Answer, Callable[[], None]]:
+        """Make a turn of what was sampled, and an answer."""
         text = self.chat.decode(generation.token_ids)
         shown_text, calls = split_calls(text) if ask.tools and ask.parse_calls else (text, [])
         answer_id = uuid.uuid4().hex
@@ -236,16 +265,14 @@ class EpisodeRecord:
         )
         finish_reason = "tool_calls" if calls else "length" if generation.finish_reason == "length" else "stop"
         now = time.monotonic()
-        known = len(self._contexts[parent].messages) if parent is not None else 0
-        new = ask.messages[known:]
+        new = ask.messages[len(parent.messages) if parent is not None else 0 :]
         shown = [Message("history" if m.role == "assistant" else m.role, self._message(m).content) for m in new]
         shown.append(Message("assistant", text, tuple(calls)))
-        if parent is not None and not self._has_child(parent):
-            self.turns[parent].observation = "\n".join(m.text for m in new if m.role == "tool")
-            since = started - self._contexts[parent].started
-            self.turns[parent].seconds = max(self.turns[parent].seconds, since)
+        if parent is not None and all(context.parent is not parent for context in self._contexts):
+            parent.turn.observation = "\n".join(m.text for m in new if m.role == "tool")
+            parent.turn.seconds = max(parent.turn.seconds, started - parent.started)
         turn = Turn(prompt, generation, list(calls), seconds=now - started, generation_seconds=now - started)
-        context = _Context(answer_id, ask, (*ask.messages, said), ask.tools_key, parent, shown, started)
+        context = _Context(turn, answer_id, ask, (*ask.messages, said), ask.tools_key, parent, shown, started)
         self.turns.append(turn)
         self._contexts.append(context)
         self.messages += shown
@@ -253,19 +280,15 @@ class EpisodeRecord:
         answer = Answer(answer_id, said, finish_reason, num_prompt, len(generation.token_ids), int(time.time()))
         return answer, lambda: self._take_back(context)
 
-    def _has_child(self, number: int) -> bool:
-        return any(c.parent == number for c in self._contexts)
-
     def _take_back(self, context: _Context) -> None:
         """Forget a turn that its client did not get, unless it was continued all the same."""
-        number = next((i for i, c in enumerate(self._contexts) if c is context), None)
-        if number is None or self._has_child(number):
+        if context not in self._contexts or context.num_continued:
             return
         self.count("cancelled")
-        del self.turns[number], self._contexts[number]
-        for other in self._contexts:
-            if other.parent is not None and other.parent > number:
-                other.parent -= 1
+        number = self._contexts.index(context)
+        del self._contexts[number], self.turns[number]
+        if context.parent is not None:
+            context.parent.num_continued -= 1
         self.messages[:] = [message for c in self._contexts for message in c.shown]
         self._link()
 
@@ -274,7 +297,8 @@ class EpisodeRecord:
 
         An agent that goes straight on has the same record as the product's own harness.
         """
-        parents = [context.parent for context in self._contexts]
+        numbers = {id(context): number for number, context in enumerate(self._contexts)}
+        parents = [numbers[id(c.parent)] if c.parent is not None else None for c in self._contexts]
         for number, (turn, parent) in enumerate(zip(self.turns, parents, strict=True)):
             follows = parent == number - 1 or (number == 0 and parent is None)
             turn.parent = PREVIOUS if follows else FRESH if parent is None else parent

@@ -37,10 +37,14 @@ from composer.gateway.record import EpisodeRecord
 logger = logging.getLogger(__name__)
 MODEL = "composer"
 """The name of the policy; whatever else an agent asks for is answered by it too."""
-_MAX_BODY_BYTES = 2**26
+_MAX_BODY_BYTES = 2**24
+_MAX_REQUESTS = 16
+"""Of an episode, that are read and answered at a time; more wait. No agent is trusted with this process's memory."""
 _MAX_ANSWERS = 64
 """Of an episode, that are kept for retries."""
 _STOP_S = 2.0
+_TURNS_TO_LEARN = 3
+"""Of the event loop, after which it knows of connections that have ended by now."""
 
 
 @dataclass
@@ -49,6 +53,7 @@ class _Episode:
     answers: OrderedDict[str, Answer] = field(default_factory=OrderedDict)
     """By the digest of the request that each answered."""
     idempotency_keys: set[str] = field(default_factory=set)
+    places: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_MAX_REQUESTS))
 
 
 class Gateway:
@@ -110,13 +115,17 @@ class Gateway:
 
     def _handler(self, api: ModuleType) -> Callable[[web.Request], Any]:
         async def handle(request: web.Request) -> web.StreamResponse:
+            episode = None
             try:
                 episode = self._episode(request)
-                raw = await request.read()
-                ask = _read(api, _json(raw), episode.record)
-                digest = hashlib.sha256(request.path.encode() + b"\0" + raw).hexdigest()
-                return await _answer(api, request, episode, ask, digest)
+                async with episode.places:
+                    raw = await request.read()
+                    ask = _read(api, _json(raw), episode.record)
+                    digest = hashlib.sha256(request.path.encode() + b"\0" + raw).hexdigest()
+                    return await _answer(api, request, episode, ask, digest)
             except ApiError as error:
+                if episode is not None and error.trouble is Trouble.BAD_REQUEST:
+                    episode.record.count(f"refused_{error.trouble}")
                 return _error(api, error)
             except web.HTTPRequestEntityTooLarge:
                 return _error(api, bad_request(f"the request has more than {_MAX_BODY_BYTES} bytes"))
@@ -190,12 +199,14 @@ def _read(api: ModuleType, body: Mapping[str, Any], record: EpisodeRecord) -> As
         ApiError: it asks for what there is not.
     """
     previous = body.get("previous_response_id") if api is openai_responses else None
-    if previous is None:
-        return api.read(body)
-    earlier = record.conversation_of(str(previous).removeprefix("resp_"))
+    earlier = record.conversation_of(str(previous).removeprefix("resp_")) if previous is not None else ()
     if earlier is None:
         raise bad_request(f"there is no response {previous!r:.80} in this episode", "previous_response_id")
-    return openai_responses.read(body, earlier)
+    try:
+        return openai_responses.read(body, earlier) if earlier else api.read(body)
+    except (TypeError, ValueError, AttributeError, LookupError, RecursionError) as error:
+        # The shapes that a body can have are without number, and none of them is the machine's fault.
+        raise bad_request(f"the request cannot be read ({type(error).__name__}: {error})") from error
 
 
 async def _answer(
@@ -212,6 +223,8 @@ async def _answer(
     else:
         answer, take_back = await episode.record.answer(ask)
     try:
+        for _ in range(_TURNS_TO_LEARN):
+            await asyncio.sleep(0)
         if request.transport is None or request.transport.is_closing():
             raise ConnectionResetError("the client has hung up")
         if take_back is not None:

@@ -331,9 +331,8 @@ class Chat:
             text = render(self.template, [Message(r, _mark(i)) for i, r in enumerate(roles)], tools, True)
             # The tools are kept, since an id may be given again when its object is gone.
             self._rendered[key] = (re.split(_MARK, text), list(tools))
-            if len(self._rendered) > _MAX_RENDERED:
+            if len(self._rendered) > _MAX_RENDERED:  # the oldest goes
                 del self._rendered[next(iter(self._rendered))]
-            return self._rendered[key][0]
         return self._rendered[key][0]
 
     def _encode_parts(self, parts: Iterable[tuple[str, bool]]) -> list[int]:

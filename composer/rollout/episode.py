@@ -82,10 +82,10 @@ async def run_episode(
 ) -> Trajectory:
     """Run the agent in a sandbox of its own, then grade what it left behind.
 
-    Only an episode that ended with the finish tool is graded: all others hand nothing in and get 0. An episode has no
-    reward (`INFRASTRUCTURE_ERROR`, with its cause in `error`) when the generator, the sandbox, a tool or a grader
-    failed, or when they were too slow; if the agent's own commands used more than half of the time, it gets 0 as
-    `TIMED_OUT`.
+    Only an episode that ended with the finish tool, or whose agent program ended by itself, is graded: all others hand
+    nothing in and get 0. An episode has no reward (`INFRASTRUCTURE_ERROR`, with its cause in `error`) when the
+    generator, the sandbox, a tool or a grader failed, or when they were too slow; if the agent's own commands used more
+    than half of the time, it gets 0 as `TIMED_OUT`.
 
     Args:
         prepared_task: the task; starts the sandboxes of the agent and of the graders.

@@ -65,7 +65,8 @@ class AgentConfig:
     """An agent program that runs in the sandbox in place of the product's own harness (`composer.gateway`).
 
     In `command` and `environment`, {request} is the task's request, {base_url} where the model answers (OpenAI's
-    clients want {base_url}/v1), {api_key} the episode's key, and {model} a name for the model.
+    clients want {base_url}/v1), {api_key} the episode's key, and {model} a name for the model. Of the env's other keys,
+    `tools`, `system_prompt`, `max_observation_bytes` and `invalid_calls_allowed` are the product's own harness's.
     """
 
     command: list[str] = field(default_factory=list)

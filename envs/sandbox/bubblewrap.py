@@ -146,11 +146,12 @@ class BubblewrapBackend:
         return server
 
     def _launch(self) -> ForkServerClient:
+        private = (Path(__file__).parents[2].resolve(), Path.cwd())
         for folder, _ in self.folders:
             if not Path(folder).is_dir():
-                raise SandboxStartError(
-                    f"folders: there is no folder {folder!r} on this machine: make it, or name another"
-                )
+                raise SandboxStartError(f"folders={folder!r}: no such folder on this machine: make it, or name another")
+            if seen := [path for path in private if path.is_relative_to(Path(folder).resolve())]:
+                raise SandboxStartError(f"folders={folder!r}: sandboxes would see {seen[0]}: name a smaller folder")
         try:
             rootfs = Rootfs(
                 self.workdir,

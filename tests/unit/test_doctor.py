@@ -1,5 +1,7 @@
 """What the doctor says of this machine."""
 
+from pathlib import Path
+
 import pytest
 
 from composer.compose import compose
@@ -24,3 +26,16 @@ def test_what_is_not_there_is_named_with_what_to_type(capsys: pytest.CaptureFixt
     assert (
         f"'/nowhere/code' is not there or cannot be read -> put it there, or name one that is: {source}.path=" in said
     )
+
+
+def test_an_agent_program_that_is_not_in_the_sandbox(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def looked(command: str) -> str:
+        short = ["env.max_turn_tokens=96", "env.episode_timeout_s=60"]
+        folders = f"env.sandbox.args.folders=['{tmp_path}:/opt/agent']"
+        doctor(compose(["env=mini_swe_agent", f"env.agent.command=[{command}]", folders, *short]))
+        return " ".join(capsys.readouterr().out.split())
+
+    assert "missing agent env.agent.command=['/opt/agent/mini']: there is no program '/opt/agent/mini'" in looked(
+        "/opt/agent/mini"
+    )
+    assert "ok agent python3 is there in a sandbox" in looked("python3")

@@ -183,7 +183,7 @@ def test_an_answer_of_nothing_goes_back_as_what_it_was(runner: asyncio.Runner, c
 
 @pytest.mark.parametrize("streaming", [False, True])
 def test_openai_agents(runner: asyncio.Runner, chat: Chat, streaming: bool) -> None:
-    """A run of an agent with a tool and a handoff to another agent, which has tools of its own and so another context."""
+    """An agent with a tool hands over to another agent, which has other tools and so another context."""
     agents.set_tracing_disabled(True)
     seen = []
 

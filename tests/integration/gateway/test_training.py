@@ -1,9 +1,10 @@
-"""Two steps of RL with agents of others, all of it real: the run, vLLM, the trainer, sandboxes, and the agents' clients.
+"""Two steps of RL with agents of others, all of it real: the run, vLLM, the trainer, sandboxes, the agents' clients.
 
 A random model says nothing of use; its episodes are recorded, told apart by a grader that looks at the text alone, and
 trained on. The recorded tokens are then scored by transformers with the weights that the first step began with.
 """
 
+import importlib.util
 import json
 import os
 import subprocess
@@ -55,6 +56,17 @@ model:
   observation_template: "{{output.output}}"
   format_error_template: "{{error}}"
 """
+# A random model calls no tool, and the examples' loops would end with their first turn: here they go on.
+GO_ON = {
+    "openai_sdk": (
+        "    if not answer.tool_calls:\n        break\n",
+        '    if not answer.tool_calls:\n        messages.append({"role": "user", "content": "Go on."})\n',
+    ),
+    "anthropic_sdk": (
+        "    if not results:\n        break\n",
+        '    results = results or [{"type": "text", "text": "Go on."}]\n',
+    ),
+}
 COMMANDS = {
     "mini_swe_agent": [
         *("python3", "-m", "minisweagent.run.mini", "--yolo", "--exit-immediately", "--config", "/tmp/agent/mini.yaml"),
@@ -94,6 +106,11 @@ def env_of(name: str, folder: Path) -> None:
     env["agent"]["environment"]["PYTHONPATH"] = "/opt/agent"
     if name == "mini_swe_agent":
         env["agent"]["files"] = {"config": {"path": "/tmp/agent/mini.yaml", "text": MINI}}
+    if name in GO_ON:
+        file = env["agent"]["files"]["agent"]
+        for old, new in (GO_ON[name], ("range(50)", "range(3)")):
+            assert file["text"].count(old) == 1
+            file["text"] = file["text"].replace(old, new)
     env["sandbox"]["args"]["folders"] = [f"{PACKAGES}:/opt/agent"]
     env["taskset"] = {"_target_": "envs.tasks.micro.MicroTaskset", "args": {"verbs_per_operator": 2}}
     env["graders"] = {"letters": {"_target_": "text_grader.Letters"}}
@@ -103,10 +120,20 @@ def env_of(name: str, folder: Path) -> None:
     (folder / "text_grader.py").write_text(GRADER)
 
 
+MODULES = {
+    "mini_swe_agent": "minisweagent",
+    "openai_agents": "agents",
+    "openai_sdk": "openai",
+    "anthropic_sdk": "anthropic",
+}
+
+
 @pytest.mark.slow
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", COMMANDS)
 def test_an_agent_trains(name: str, checkpoint: Path, tmp_path: Path) -> None:
+    if importlib.util.find_spec(MODULES[name]) is None:
+        pytest.skip(f"{name} is not installed")
     env_of(name, tmp_path)
     overrides = [
         *("--config-dir", str(tmp_path), "env=tried", "stages=[rl]", "plugins=[text_grader]"),
@@ -122,7 +149,7 @@ def test_an_agent_trains(name: str, checkpoint: Path, tmp_path: Path) -> None:
         env={**os.environ, "PYTHONPATH": f"{REPOSITORY}:{tmp_path}"},
         capture_output=True,
         text=True,
-        timeout=380,
+        timeout=880,
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     [ledger] = (tmp_path / "runs").glob("*/*/stages/rl/ledger.jsonl")
@@ -142,6 +169,10 @@ def test_an_agent_trains(name: str, checkpoint: Path, tmp_path: Path) -> None:
                 assert not mask or sampled == pytest.approx(score, abs=1e-3)
         first = chat.decode(t.turns[0].prompt_ids)
         assert "<|im_start|>user\n" in first and t.messages[-1].role == "assistant"
+    if name == "mini_swe_agent":  # it leaves out its turns without a call, so each of them is a path of its own
+        assert all(len(t.paths) == len(t.turns) == 3 for t in episodes)
+    if name in GO_ON:
+        assert all(len(t.paths) == 1 and len(t.turns) == 3 for t in episodes)
     metrics = [json.loads(line) for line in (ledger.parents[2] / "metrics.jsonl").read_text().splitlines()]
     found = [m["metrics"] for m in metrics if "train/grad_norm" in m["metrics"]]
     assert len(found) == 2 and found[0]["train/grad_norm"] > 0

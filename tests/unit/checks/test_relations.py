@@ -15,6 +15,7 @@ from composer.checks.common import (
     rank_memory,
     world_size,
 )
+from composer.checks.stages import check_env
 from composer.compose import apply, compose
 from composer.errors import ConfigError, PlanError
 from composer.schema import Config, LimitsConfig, ParallelConfig, PhaseConfig, PhaseKind
@@ -260,3 +261,24 @@ def test_numbers_of_a_config() -> None:
 )
 def test_tokens_at_once(overrides: list[str], tokens: int) -> None:
     assert largest_microbatch(configured(["stages=[pretrain]", *overrides])) == tokens
+
+
+def test_an_agent_program_takes_the_place_of_tools() -> None:
+    check_env(compose(["env=mini_swe_agent", "algorithm.group_timeout_s=900"]))
+    with pytest.raises(PlanError, match="at least one tool"):
+        check_env(configured(["~env.tools.read_file", "~env.tools.edit_line", "~env.tools.finish"]))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "key", "words"),
+    [
+        (["+env.agent.environment.KEY=a"], "env.agent.environment", "give env.agent.command too"),
+        (["env=openai_sdk", "env.agent.files.agent.path=agent.py"], "env.agent.files.agent.path", "an absolute path"),
+        (["env=openai_sdk", "env.prompt_dropout=0.5"], "env.prompt_dropout", "writes its own prompts"),
+        (["env=openai_sdk", "evaluation.no_prompt=true"], "evaluation.no_prompt", "writes its own prompts"),
+    ],
+)
+def test_what_does_not_go_with_an_agent_program(overrides: list[str], key: str, words: str) -> None:
+    with pytest.raises(PlanError, match=words) as caught:
+        check_env(compose(overrides))
+    assert caught.value.key == key

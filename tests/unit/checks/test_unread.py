@@ -199,7 +199,7 @@ def test_what_a_length_penalty_reads() -> None:
 class FINISHED:
     """What a penalty looks at in an episode."""
 
-    reward, turns, num_generated_tokens = 1.0, (), 3
+    reward, turns, parents, num_generated_tokens = 1.0, (), (), 3
 
 
 @pytest.mark.parametrize(("schedule", "is_read"), [(Schedule.constant, False), (Schedule.cosine, True)])

@@ -220,6 +220,34 @@ def test_a_turn_that_its_client_did_not_get_is_taken_back(chat: Chat):
     assert policy.recorded_exactly(record)
 
 
+def test_a_turn_is_taken_back_while_others_wait_for_their_answers(chat: Chat):
+    """Of three turns the middle one is taken back, and one stays that a waiting request goes on from."""
+    record, policy = opened(chat, ["one", "lost", "kept", "child of one", "child of kept"])
+
+    async def main() -> None:
+        one, _ = await record.answer(Ask((USER,)))
+        _, take_back_lost = await record.answer(Ask((SYSTEM, USER)))
+        kept, take_back_kept = await record.answer(Ask((Said("user", "other"),)))
+        policy.gate = asyncio.Event()
+        waiting = [
+            asyncio.create_task(record.answer(Ask((USER, one.said, Said("user", "a"))))),
+            asyncio.create_task(record.answer(Ask((Said("user", "other"), kept.said, Said("user", "b"))))),
+        ]
+        await asyncio.sleep(0.01)
+        take_back_lost()
+        take_back_kept()
+        policy.gate.set()
+        await asyncio.gather(*waiting)
+
+    asyncio.run(main())
+    said = [m.content for m in record.messages if m.role == "assistant"]
+    assert said == ["one", "kept", "child of one", "child of kept"]
+    assert [t.parent for t in record.turns] == [PREVIOUS, FRESH, 0, 1] and policy.recorded_exactly(record)
+    texts = [chat.decode(path.token_ids) for path in trajectory(record).paths]
+    assert len(texts) == 2 and "lost" not in "".join(texts)
+    assert all(a in t and b in t for t, (a, b) in zip(texts, (("List", "of one"), ("other", "of kept")), strict=True))
+
+
 def test_a_turn_that_was_continued_stays(chat: Chat):
     record, _ = opened(chat, ["one", "two"])
 
@@ -262,6 +290,12 @@ def test_an_outage_ends_the_episode_and_is_never_text(chat: Chat):
         assert error.trouble is Trouble.UNAVAILABLE and error.status == 503 and "dead" not in error.message
     assert isinstance(record.failure, GeneratorError) and record.ended.is_set() and len(policy.lines) == 1
     assert len(record.turns) == 1 and record.limit is None
+
+
+def test_what_breaks_on_the_way_to_the_policy_is_an_outage_too(chat: Chat):
+    record, _ = opened(chat, [ConnectionError("bug")])
+    assert refused(record, USER).trouble is Trouble.UNAVAILABLE and record.ended.is_set()
+    assert str(record.failure) == "asking the policy raised ConnectionError: bug"
 
 
 @pytest.mark.parametrize("reason", ["abort", "stop"])

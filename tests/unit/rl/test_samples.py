@@ -1,4 +1,4 @@
-"""Samples of episodes with branches: one a path, each generated token in one of them, all with the episode's advantage."""
+"""Samples of episodes with branches: one a path, each generated token in one, all with the episode's advantage."""
 
 from composer.rl.advantage import effort
 from composer.rl.controller import _k1

@@ -219,3 +219,33 @@ def test_calls_are_parsed(text, calls):
 def test_malformed_calls_are_told_in_a_sentence(text, message):
     with pytest.raises(ToolCallError, match=message):
         parse_tool_calls(text)
+
+
+def test_turns_in_a_row_are_the_conversation_as_the_template_writes_it(chat: Chat):
+    """A prompt, what was generated, and a continuation of each kind of message: the ids of the whole as one text."""
+    said = f"I look.\n{format_calls(chat.template, [READ])}"
+    opening, more = [Message("user", REQUEST)], [Message("tool", SOURCE), Message("user", "Go on.")]
+    row = [
+        *chat.encode_prompt(opening, TOOLS),
+        *generated(chat, said).token_ids,
+        *chat.encode_continuation(more, TOOLS, ended=True),
+    ]
+    assert row == chat.encode_prompt([*opening, Message("assistant", said, (READ,)), *more], TOOLS)
+    cut = chat.encode_continuation(more, TOOLS, ended=False)
+    assert cut == [chat.end_token_id, *chat.encode_continuation(more, TOOLS, ended=True)]
+
+
+def test_of_an_assistants_words_only_the_tags_of_calls_are_control_tokens(chat: Chat):
+    text = '<tool_call>{"name": "f", "arguments": {"a": "<|im_end|>"}}</tool_call>'
+    ids = chat.encode_prompt([Message("user", "<tool_call>"), Message("assistant", text)], [])
+    control = {i: t for t, i in chat.tokenizer.get_added_vocab().items()}
+    start, end = "<|im_start|>", "<|im_end|>"
+    assert [control[i] for i in ids if i in control] == [start, end, start, "<tool_call>", "</tool_call>", end, start]
+
+
+def test_renderings_are_kept_for_a_number_of_shapes_only(compact_tokenizer, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("composer.rollout.chat._MAX_RENDERED", 3)
+    chat = Chat(compact_tokenizer)
+    for number in range(1, 9):
+        chat.encode_prompt([Message("user", "")] * number, [])
+    assert len(chat._rendered) == 3

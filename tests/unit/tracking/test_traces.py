@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from composer.tracking.traces import MAX_TEXT, plan_spans, trace_id
-from composer.types import Generation, Message, Outcome, ToolCall, Trajectory, Turn
+from composer.types import FRESH, Generation, Message, Outcome, ToolCall, Trajectory, Turn
 
 
 def episode(**metadata: Any) -> Trajectory:
@@ -98,3 +98,14 @@ def test_an_episode_always_has_the_same_trace() -> None:
     assert trace_id("run", "e", 3) == trace_id("run", "e", 3)
     assert len({trace_id("run", "e", 3), trace_id("run", "e", 4), trace_id("run", "f", 3)}) == 3
     assert len(trace_id("run", "e", 3).removeprefix("tr-")) == 32
+
+
+def test_turns_of_branches_keep_their_own_words() -> None:
+    """Turn 2 starts anew from what an agent wrote itself: `history`, which is no answer of a turn."""
+    t = episode()
+    t.turns[1].parent = FRESH
+    t.messages[5:5] = [Message("user", "so far"), Message("history", "edited main.py"), Message("user", "go on")]
+    spans = plan_spans(t.to_dict(), end_ms=10_000)
+    second = next(span for span in spans if span.name == "turn 2")
+    assert second.outputs == {"role": "assistant", "content": "done"}
+    assert [m["content"] for m in second.inputs["messages"]][-3:] == ["so far", "edited main.py", "go on"]
