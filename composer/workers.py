@@ -22,6 +22,7 @@ from composer import config as config_files
 from composer.contract import Tool
 from composer.instantiate import instantiate
 from composer.layout import Layout
+from composer.monitor.watch import Monitor
 from composer.rehearsal import check_lengths
 from composer.rollout import preflight
 from composer.rollout.chat import TEMPLATES, Chat, install_template
@@ -218,7 +219,7 @@ class EnvWorker:
         """Make the parts of the env that need no tokenizer.
 
         Raises:
-            ConfigError: a target refuses its arguments.
+            ConfigError: a target refuses its arguments, or the judge's key is not in the environment.
         """
         log_to(Path(run_dir), name)
         self._last_words = last_words(Path(run_dir), name)
@@ -240,6 +241,7 @@ class EnvWorker:
         graders = {name: make(t, f"env.graders.{name}") for name, t in env.graders.items()}
         self.rubric = Rubric(graders, env.grader_weights)
         self.settings = EnvSettings.from_config(env, config.generator.max_model_len)
+        self.monitor = Monitor(env.monitor, config.seed) if env.monitor.enabled else None
         self.generators: GeneratorPool | None = None
         self._num_recorded = 0
 
@@ -337,6 +339,7 @@ class EnvWorker:
             tools=self.tools,
             rubric=self.rubric,
             backend=self.backend,
+            monitor=self.monitor,
         )
 
     async def run_group(self, split: Split, index: int, group_id: str, size: int, temperature: float) -> Group:

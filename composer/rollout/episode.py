@@ -14,9 +14,11 @@ from typing import Any
 
 from composer.contract import Grader, Sandbox, SandboxBackend, SandboxLimits, Taskset, Tool
 from composer.errors import ComposerError, GradingError
+from composer.monitor.watch import Monitor
 from composer.rollout.chat import Chat
 from composer.rollout.harness import Generate, Harness, HarnessLimits, ToolClock
 from composer.rollout.parts import grade
+from composer.rollout.prepare import prepare
 from composer.types import Group, Outcome, Task, Trajectory
 
 logger = logging.getLogger(__name__)
@@ -76,6 +78,7 @@ async def run_episode(
     group_id: str,
     episode_id: str,
     with_prompt: bool = True,
+    monitor: Monitor | None = None,
 ) -> Trajectory:
     """Run the agent in a sandbox of its own, then grade what it left behind.
 
@@ -95,6 +98,7 @@ async def run_episode(
         group_id: the group this episode belongs to.
         episode_id: its own name.
         with_prompt: whether the conversation begins with the system message.
+        monitor: looks at what was done, when the reward is known, and may change it; None: nobody does.
 
     Returns:
         The record, whatever happened; only cancellation comes out as an exception, after the sandbox is stopped.
@@ -111,16 +115,21 @@ async def run_episode(
         reward=None,
         metadata={} if with_prompt else {"no_prompt": True},
     )
+    watch = monitor.watch(task, episode_id, _most_collected(task, limits)) if monitor is not None else None
     clock = ToolClock()
     phase = "the agent"
     try:
         async with asyncio.timeout(timeout_s):
-            sandbox = await backend.start(task.files, limits, image=task.image)
+            sandbox = await prepare(task, backend, limits)
             try:
+                if watch is not None:
+                    await watch.begin(sandbox)
                 outcome = await harness.run(conversation, sandbox, generate, episode_id, clock)
                 t.metadata |= _kept_by_tools(harness, sandbox)
                 finished = outcome is Outcome.FINISHED
                 files = await _collect(task, sandbox, limits) if finished else f"the episode ended with {outcome}"
+                if watch is not None:
+                    files = await watch.end(sandbox, files)
             finally:
                 await _stop(sandbox)
         if isinstance(files, str):
@@ -149,6 +158,8 @@ async def run_episode(
         logger.exception("Episode %s broke in %s", episode_id, phase)
         _fail(t, f"{phase} raised {type(error).__name__}: {error}")
     t.seconds = time.monotonic() - start
+    if watch is not None:
+        await watch.settle(t)
     return t
 
 
@@ -163,12 +174,16 @@ async def _collect(task: Task, sandbox: Sandbox, limits: SandboxLimits) -> dict[
 
     All that fits on the agent's disk would not fit into memory several times, here and in the grading sandbox.
     """
-    # A task in an image has its files there, and what they are is not known here.
-    known = sum(map(len, task.files.values())) if not task.image else limits.disk_bytes
     try:
-        return await sandbox.files(known + limits.disk_bytes // COLLECTED_SHARE)
+        return await sandbox.files(_most_collected(task, limits))
     except OSError as error:
         return f"the files left behind cannot be collected: {error.strerror or error}"
+
+
+def _most_collected(task: Task, limits: SandboxLimits) -> int:
+    # A task in an image has its files there, and what they are is not known here.
+    known = sum(map(len, task.files.values())) if not task.image else limits.disk_bytes
+    return known + limits.disk_bytes // COLLECTED_SHARE
 
 
 def _fail(t: Trajectory, cause: str) -> None:
@@ -212,6 +227,7 @@ class Env:
         tools: Sequence[Tool],
         rubric: Rubric,
         backend: SandboxBackend,
+        monitor: Monitor | None = None,
     ) -> None:
         """Put the parts together, and render a first prompt so that a chat template that cannot is found now.
 
@@ -219,6 +235,7 @@ class Env:
             TokenizerError: the chat template cannot render the tools.
         """
         self.settings, self.chat, self.taskset, self.backend, self.rubric = settings, chat, taskset, backend, rubric
+        self.monitor = monitor
         self.harness = Harness(chat, tools, settings.system_prompt, settings)
         self.harness.open("")
         self._slots = asyncio.Semaphore(settings.concurrency)
@@ -272,6 +289,7 @@ class Env:
                     group_id=group_id,
                     episode_id=episode_id,
                     with_prompt=with_prompt,
+                    monitor=self.monitor,
                 )
             finally:
                 if release is not None:

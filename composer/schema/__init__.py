@@ -16,7 +16,9 @@ from composer.choices import (
     ChatTemplate,
     Dtype,
     Family,
+    HoneypotKind,
     LossKind,
+    MonitorEffect,
     PhaseKind,
     Schedule,
     ScoreFunction,
@@ -29,6 +31,7 @@ from composer.schema.env import EnvConfig, LimitsConfig
 from composer.schema.fields import TargetConfig, number
 from composer.schema.mix import MixConfig, PhaseConfig, SessionsConfig, SourceConfig
 from composer.schema.model import ModelConfig
+from composer.schema.monitor import HoneypotsConfig, JudgeConfig, MonitorConfig
 from composer.schema.running import EvaluationConfig, GeneratorConfig, ParallelConfig, TrackingConfig, WeightSyncConfig
 
 __all__ = [
@@ -42,11 +45,16 @@ __all__ = [
     "EvaluationConfig",
     "Family",
     "GeneratorConfig",
+    "HoneypotKind",
+    "HoneypotsConfig",
+    "JudgeConfig",
     "LengthPenaltyConfig",
     "LimitsConfig",
     "LossKind",
     "MixConfig",
     "ModelConfig",
+    "MonitorConfig",
+    "MonitorEffect",
     "ParallelConfig",
     "PhaseConfig",
     "PhaseKind",

@@ -8,6 +8,7 @@ from omegaconf import MISSING
 
 from composer.choices import ChatTemplate
 from composer.schema.fields import BYTES, LARGE, LEAST_SECONDS, LENGTH, SECONDS, STEPS, TargetConfig, number, text
+from composer.schema.monitor import MonitorConfig
 
 
 @dataclass(frozen=True)
@@ -70,3 +71,5 @@ class EnvConfig:
     """Episodes at a time in one env worker."""
     num_workers: int = number(1, 1)
     """Env workers (processes)."""
+    monitor: MonitorConfig = field(default_factory=MonitorConfig)
+    """Looks for cheating in finished episodes."""
