@@ -210,7 +210,7 @@ def test_the_watch_needs_no_verdict():
 
 
 def test_verdicts_and_hidden_tests_do_not_reach_whoever_looks(runner, monkeypatch):
-    """Two episodes that differ in nothing but reward, grades, outcome and hidden tests are one and the same evidence."""
+    """Episodes that differ in nothing but reward, grades, outcome and hidden tests are one and the same evidence."""
     from composer.types import Message, Trajectory
 
     seen = []
