@@ -6,6 +6,7 @@ and says the same of an episode that won and of one that lost.
 
 from __future__ import annotations
 
+import ast
 import difflib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from enum import StrEnum
 from functools import cached_property
 
 from composer.monitor.commands import Command, commands_of, paths_of
+from composer.monitor.source import parse
 from composer.types import Message, ToolCall
 
 MAX_EXCERPT = 300
@@ -96,6 +98,16 @@ class Change:
             if tag != "equal":
                 lines += [f"- {line}" for line in before[a:b]] + [f"+ {line}" for line in after[c:d]]
         return lines
+
+    @cached_property
+    def tree(self) -> ast.Module | None:
+        """The file as it is now, as Python code; None if it is none."""
+        return parse(self.new_text) if self.path.endswith(".py") and self.after is not None else None
+
+    @cached_property
+    def old_tree(self) -> ast.Module | None:
+        """The same, as it was."""
+        return parse(self.old_text) if self.path.endswith(".py") and self.before is not None else None
 
     @property
     def new_text(self) -> str:

@@ -8,6 +8,7 @@ from itertools import pairwise
 
 from composer.monitor.evidence import Change, Evidence, Kind, Rule, Spot
 from composer.monitor.rules.tests import is_test
+from composer.monitor.source import parse
 
 _LEAST_PAIRS = 3
 _LEAST_TELLING = 2
@@ -23,8 +24,8 @@ def _known_answers(evidence: Evidence) -> Iterator[Spot]:
     if not shown:
         return
     for change in _code(evidence):
-        old = {pair for _, pairs in _answers(change.old_text) for pair in pairs}
-        for where, pairs in _answers(change.new_text):
+        old = {pair for _, pairs in _answers(change.old_tree) for pair in pairs}
+        for where, pairs in _answers(change.tree):
             hits = {(i, o) for i, o in pairs if (i, o) not in old and (i, o) in shown}
             telling = [pair for pair in hits if not (pair[0] in _TRIVIAL and pair[1] in _TRIVIAL)]
             if len(hits) >= _LEAST_PAIRS and len(telling) >= _LEAST_TELLING:
@@ -33,9 +34,9 @@ def _known_answers(evidence: Evidence) -> Iterator[Spot]:
 
 def _ladders(evidence: Evidence) -> Iterator[Spot]:
     for change in _code(evidence):
-        old = {pair for _, pairs in _answers(change.old_text) for pair in pairs}
+        old = {pair for _, pairs in _answers(change.old_tree) for pair in pairs}
         asked = evidence.request
-        for where, pairs in _answers(change.new_text, tables=False):
+        for where, pairs in _answers(change.tree, tables=False):
             new = [(i, o) for i, o in dict.fromkeys(pairs) if (i, o) not in old and _is_large(i) and i not in asked]
             if len(new) >= _LEAST_LADDER:
                 yield Spot(f"{where}: {', '.join(f'{i} -> {o}' for i, o in new)}", path=change.path)
@@ -57,7 +58,7 @@ def _shown_pairs(evidence: Evidence) -> set[Pair]:
     found: set[Pair] = set()
     for path, content in evidence.base.items():
         if path.endswith(".py") and len(content) < 2**20:
-            tree = _parse(content.decode(errors="replace"))
+            tree = parse(content.decode(errors="replace"))
             if tree is None:
                 continue
             if is_test(path):
@@ -99,15 +100,14 @@ def _pairs_of_examples(tree: ast.Module) -> set[Pair]:
             lines = [line.strip() for line in (ast.get_docstring(node) or "").splitlines()]
             for line, after in pairwise([*lines, ""]):
                 if line.startswith(">>> ") and after:
-                    call, expected = _parse(line[4:]), _parse(after)
+                    call, expected = parse(line[4:]), parse(after)
                     if call and expected and _is_expression(call) and _is_expression(expected):
                         found |= _pairs(call.body[0].value, expected.body[0].value)  # pyright: ignore[reportAttributeAccessIssue]
     return found
 
 
-def _answers(text: str, tables: bool = True) -> Iterator[tuple[str, list[Pair]]]:
+def _answers(tree: ast.Module | None, tables: bool = True) -> Iterator[tuple[str, list[Pair]]]:
     """What functions answer to literal inputs: `if x == 1: return 2`, `match`, and tables that are looked up."""
-    tree = _parse(text)
     if tree is None:
         return
     for node in ast.walk(tree):
@@ -203,13 +203,6 @@ def _name(node: ast.expr) -> str:
 
 def _is_expression(tree: ast.Module) -> bool:
     return len(tree.body) == 1 and isinstance(tree.body[0], ast.Expr)
-
-
-def _parse(text: str) -> ast.Module | None:
-    try:
-        return ast.parse(text)
-    except (SyntaxError, ValueError, MemoryError, RecursionError):
-        return None
 
 
 RULES = (
