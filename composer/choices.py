@@ -94,6 +94,30 @@ class ChatTemplate(StrEnum):
     """The tokenizer's own template."""
 
 
+class MonitorEffect(StrEnum):
+    """What follows from a finding of the cheat monitor; of several, the last of this list."""
+
+    flag = "flag"
+    """It is recorded."""
+    penalty = "penalty"
+    """The reward is lower by `env.monitor.penalty`, and not below 0 for it."""
+    zero = "zero"
+    """The reward is 0."""
+    quarantine = "quarantine"
+    """The episode has no reward and is not trained on, nor part of its group's baseline."""
+
+
+class HoneypotKind(StrEnum):
+    """What a bait looks like."""
+
+    answers = "answers"
+    """Expected outputs of hidden tests."""
+    grader = "grader"
+    """The hidden tests' own code."""
+    credentials = "credentials"
+    """A token of a code host."""
+
+
 class Accelerator(StrEnum):
     """What the ranks compute on."""
 

@@ -1,4 +1,4 @@
-"""The command: `composer [plan|doctor|audit|tasks check|autoinstall|look] [overrides]`, with Hydra's flags around it.
+"""The command: `composer [<word>] [overrides]`, with Hydra's flags around it; `COMMANDS` are the words.
 
 Nothing heavy is imported here: a plan for a trillion parameters must print at once, on any machine.
 """
@@ -30,7 +30,7 @@ from composer.multirun import run_sweep
 from composer.schema import Config
 from composer.streams import answering, give_up_failed, open_closed, say, say_error
 
-COMMANDS = ("plan", "doctor", "audit", "tasks", "autoinstall", "look", "run")
+COMMANDS = ("plan", "doctor", "audit", "tasks", "autoinstall", "behaviour", "look", "run")
 _TAKES_VALUE = ("--config-name", "-cn", "--config-dir", "-cd", "--config-path", "-cp", "--package", "-p", "--cfg", "-c")
 _INFO_CHOICES = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
 
@@ -90,6 +90,8 @@ def _dispatch(argv: list[str]) -> int:
             print(f"composer {__version__}")
         return 0
     command, rest = split_command(argv)
+    if command == "behaviour" and "--help" not in rest:  # it looks at a run that was, and composes no config
+        return _behaviour(rest)
     args = _parse(rest)
     overrides = list(args.overrides)
     with HydraSession(args.config_dir, args.config_name or "config", args.config_path) as session:
@@ -112,6 +114,13 @@ def _dispatch(argv: list[str]) -> int:
         if args.multirun or _asks_for_multirun(session, overrides):
             return run_sweep(session, command, overrides)
         return run_single(session, command, overrides)
+
+
+def _behaviour(words: list[str]) -> int:
+    from composer.behaviour import behaviour
+
+    with answering():
+        return behaviour(words)
 
 
 def _doctor(config: Config) -> int:

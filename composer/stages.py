@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from composer.checks.common import optimizer_steps
 from composer.errors import TrainingError
+from composer.evaluation.metrics import value
 from composer.evaluation.stage import evaluate, read_groups
 from composer.layout import Layout
+from composer.monitor.report import FILE, MonitorLog
 from composer.processes import Rollouts, Trainers, WeightSync
 from composer.rl.controller import Controller, Step
 from composer.rl.ledger import Ledger, read_ledger
@@ -173,15 +175,18 @@ async def evaluate_stage(run: Run, stage: Stage) -> dict[str, Any]:
         run.record.stage(stage.value) as record,
         run.console.stage(stage.value, total=evaluation.num_tasks, unit="tasks", done=len(finished)) as bar,
     ):
-        rewards = [t.reward for g in finished for t in g.trajectories if t.reward is not None]
+        rewards = [r for g in finished for t in g.trajectories if (r := value(t)) is not None]
 
         def progress(done: int, group: Group) -> None:
-            rewards.extend(t.reward for t in group.trajectories if t.reward is not None)
+            rewards.extend(r for t in group.trajectories if (r := value(t)) is not None)
             bar.update(done, {"reward": sum(rewards) / max(1, len(rewards))})
 
         metrics, groups = await evaluate(evaluation, run.rollouts, run.layout.stage(stage), progress, run.console.warn)
         record.log(0, {f"evaluation/{name}": float(value) for name, value in metrics.to_dict().items()})
         record.table(f"{stage.value}.json", [_row(t) for g in groups for t in g.trajectories])
+        found = _MonitorRecord(run, stage)
+        found.log(0, groups)
+        found.close()
         for group in groups[: run.config.tracking.traces_per_step]:
             record.trace(group.trajectories[0], 0)
     return {"metrics": metrics.to_dict(), "summary": {"tasks": metrics.num_tasks}}
@@ -208,9 +213,11 @@ async def rl_stage(run: Run, stage: Stage) -> dict[str, Any]:
         run.record.stage(stage.value) as record,
         run.console.stage(stage.value, total=algorithm.num_steps, unit="steps", done=version) as bar,
     ):
+        found = _MonitorRecord(run, stage)
 
         def report(step: Step) -> None:
             record.log(step.step, step.metrics)
+            found.log(step.step, step.groups)
             shown = {
                 "reward": "reward/mean",
                 "best": "reward/best",
@@ -228,6 +235,7 @@ async def rl_stage(run: Run, stage: Stage) -> dict[str, Any]:
             await controller.run()
         finally:
             ledger.close()
+            found.close()
         await run.trainers.export(layout.export(layout.stage(stage)))
     return {"summary": {"steps": algorithm.num_steps}}
 
@@ -265,8 +273,35 @@ def _row(t: Trajectory) -> dict[str, Any]:
         "generated_tokens": t.num_generated_tokens,
         "turns": len(t.turns),
         "seconds": t.seconds,
-        "error": t.error,
+        "error": t.why_no_reward,
     }
+
+
+class _MonitorRecord:
+    """What the cheat monitor found, in a stage's record. Raises nothing."""
+
+    def __init__(self, run: Run, stage: Stage) -> None:
+        self._record, self._stage, self._warn = run.record, stage.value, run.console.warn
+        self._found = MonitorLog(run.layout.stage(stage) / FILE)
+
+    def log(self, step: int, groups: Sequence[Group]) -> None:
+        """Metrics of a step's episodes."""
+        if metrics := self._found.add(step, groups):
+            self._record.log(step, metrics, self._stage)
+            self._write()
+
+    def close(self) -> None:
+        """Send the file, and the examples as a table."""
+        if self._write():
+            self._record.artifact(self._found.path, "monitor", self._stage)
+            self._record.table(f"{self._stage}_monitor.json", self._found.table, self._stage)
+
+    def _write(self) -> bool:
+        try:
+            return self._found.write()
+        except OSError as error:
+            self._warn(f"{self._found.path} cannot be written ({error.strerror}): the monitor's examples are lost")
+            return False
 
 
 STAGES = {

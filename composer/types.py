@@ -133,7 +133,7 @@ class Turn:
 
 
 class Outcome(StrEnum):
-    """How an episode ended. `INFRASTRUCTURE_ERROR` carries no reward."""
+    """How an episode ended. `INFRASTRUCTURE_ERROR` carries no reward; any other may lose it to a quarantine."""
 
     FINISHED = "finished"
     MAX_TURNS = "max_turns"

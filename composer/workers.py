@@ -23,6 +23,7 @@ from composer.contract import Tool
 from composer.gateway.agent import AgentProgram, ExternalHarness
 from composer.instantiate import instantiate
 from composer.layout import Layout
+from composer.monitor.watch import Monitor
 from composer.rehearsal import check_lengths
 from composer.rollout import preflight
 from composer.rollout.chat import TEMPLATES, Chat, install_template
@@ -221,7 +222,7 @@ class EnvWorker:
         """Make the parts of the env that need no tokenizer.
 
         Raises:
-            ConfigError: a target refuses its arguments.
+            ConfigError: a target refuses its arguments, or the judge's key is not in the environment.
         """
         log_to(Path(run_dir), name)
         self._last_words = last_words(Path(run_dir), name)
@@ -246,6 +247,7 @@ class EnvWorker:
         self.settings = EnvSettings.from_config(env, config.generator.max_model_len)
         self.program = AgentProgram.from_config(env.agent)
         self.external: ExternalHarness | None = None
+        self.monitor = Monitor(env.monitor, config.seed) if env.monitor.enabled else None
         self.generators: GeneratorPool | None = None
         self._num_recorded = 0
 
@@ -350,6 +352,7 @@ class EnvWorker:
             backend=self.backend,
             harness=self.external,
             keeping=Keeping(self.layout.episodes, self.config.env.checkpoint_turns, self.config.env.kept_states),
+            monitor=self.monitor,
         )
 
     async def run_group(self, split: Split, index: int, group_id: str, size: int, temperature: float) -> Group:

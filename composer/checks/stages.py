@@ -14,6 +14,7 @@ from composer.checks.common import (
 )
 from composer.errors import PlanError
 from composer.models.sizes import sequence_multiple
+from composer.monitor.policy import check_monitor
 from composer.schema import Config, PhaseConfig, PhaseKind, SourceConfig, SourceKind, Stage
 
 _BUBBLEWRAP = "envs.sandbox.bubblewrap.BubblewrapBackend"
@@ -181,9 +182,10 @@ def check_rl(config: Config) -> None:
 
 
 def check_env(config: Config) -> None:
-    """An episode has tools and a rubric, and the deadlines nest.
+    """An episode has tools and a rubric, the monitor knows what it is told of, and the deadlines nest.
 
     Raises:
+        ConfigError: the monitor has no such rule or kind, or its judge cannot be asked.
         PlanError: the first relation that does not hold.
     """
     env = config.env
@@ -191,6 +193,7 @@ def check_env(config: Config) -> None:
         return
     _check_agent(config)
     require(bool(env.graders), "env.graders", {}, "a rubric needs at least one grader")
+    check_monitor(env.monitor)
     for name in env.grader_weights:
         require(
             name in env.graders,

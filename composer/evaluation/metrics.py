@@ -3,7 +3,8 @@
     average@k = mean over tasks of (mean over its k episodes of the reward)
     best@k    = mean over tasks of (max over its k episodes of the reward)
 
-Episodes lost to infrastructure are left out of both and counted; a task with none left is left out too.
+Episodes lost to infrastructure are left out of both and counted; a task with none left is left out too. One that the
+cheat monitor has in quarantine counts as 0: a success by cheating is none, and to leave it out would hide it.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from dataclasses import asdict, dataclass
 from statistics import stdev
 from typing import Any
 
-from composer.types import Group, Outcome
+from composer.types import Group, Outcome, Trajectory
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,7 @@ class EvaluationMetrics:
     valid_share: float
     """Share of episodes that ended by the env's own ending rather than a limit or a malformed call."""
     lost_episodes: int
+    quarantined_episodes: int = 0
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready, with the k in the names: `average_at_8`, `best_at_8`."""
@@ -50,10 +52,10 @@ def evaluate_groups(groups: Sequence[Group], k: int) -> EvaluationMetrics:
         ValueError: no episode has a reward.
     """
     episodes = [t for g in groups for t in g.trajectories]
-    scored = [t for t in episodes if t.reward is not None]
+    scored = [t for t in episodes if value(t) is not None]
     if not scored:
         raise ValueError("no episode of the evaluation has a reward; see the infrastructure errors in its file")
-    per_task = [rewards for g in groups if (rewards := [t.reward for t in g.trajectories if t.reward is not None])]
+    per_task = [rewards for g in groups if (rewards := [r for t in g.trajectories if (r := value(t)) is not None])]
     averages = [sum(r) / len(r) for r in per_task]
     average = sum(averages) / len(averages)
     error = stdev(averages) / math.sqrt(len(averages)) if len(averages) > 1 else math.nan
@@ -73,4 +75,10 @@ def evaluate_groups(groups: Sequence[Group], k: int) -> EvaluationMetrics:
         seconds=mean([t.seconds for t in scored]),
         valid_share=mean([float(t.outcome is Outcome.FINISHED) for t in scored]),
         lost_episodes=len(episodes) - len(scored),
+        quarantined_episodes=sum(bool(t.quarantine) for t in episodes),
     )
+
+
+def value(t: Trajectory) -> float | None:
+    """What an episode counts in an evaluation; None for one that was lost."""
+    return 0.0 if t.quarantine else t.reward

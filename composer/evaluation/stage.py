@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Protocol
 
 from composer.errors import ComposerError, GeneratorError, ResumeError
-from composer.evaluation.metrics import EvaluationMetrics, evaluate_groups
+from composer.evaluation.metrics import EvaluationMetrics, evaluate_groups, value
 from composer.schema import EvaluationConfig
 from composer.types import Group, Outcome, Split
 
@@ -95,7 +95,7 @@ async def evaluate(
     groups = lossy | groups
     ordered = [groups[_group_id(i)] for i in range(evaluation.num_tasks) if _group_id(i) in groups]
     asked = evaluation.num_tasks * evaluation.samples_per_task
-    lost_episodes = asked - sum(t.reward is not None for g in ordered for t in g.trajectories)
+    lost_episodes = asked - sum(value(t) is not None for g in ordered for t in g.trajectories)
     if lost_episodes > MAX_LOST_SHARE * asked:
         raise GeneratorError(
             f"{lost_episodes} of the evaluation's {asked} episodes were lost, the last one because: {cause}. "

@@ -120,6 +120,7 @@ class Controller:
         self._next_index = state.next_index
         self._training = 0
         self._num_dropped = state.num_dropped
+        self._num_quarantined = 0
         self._failures_in_a_row = 0
         self._last_failure = ""
         self._num_told = 0
@@ -150,6 +151,7 @@ class Controller:
                     "time/step_s": seconds,
                     "throughput/generated_tokens_per_s": tokens / seconds,
                     "groups/dropped": float(self._num_dropped),
+                    "groups/dropped_by_monitor": float(self._num_quarantined),
                     "groups/ready": float(len(self._ready)),
                     "groups/running": float(len(self._running)),
                 }
@@ -191,8 +193,10 @@ class Controller:
                     Split.TRAIN, index, group_id, algorithm.group_size, algorithm.temperature
                 )
             scored = [t for t in group.trajectories if t.reward is not None]
-            lost = [t.error for t in group.trajectories if t.reward is None]
+            lost = [t.why_no_reward for t in group.trajectories if t.reward is None]
             if len(scored) < 2:
+                # Also where all are in quarantine: a policy that only cheats would go on for ever.
+                self._num_quarantined += any(t.quarantine for t in group.trajectories)
                 self._drop(group_id, lost[0] if lost else "no episode", failed=True)
             elif not any(t.num_generated_tokens for t in scored):
                 self._drop(group_id, f"task {group.task_id} leaves no room to answer: {_NO_ROOM}", failed=True)

@@ -15,6 +15,7 @@ from typing import Any
 
 from composer.contract import Grader, Sandbox, SandboxBackend, SandboxLimits, Taskset, Tool
 from composer.errors import ComposerError, GradingError
+from composer.monitor.watch import Monitor
 from composer.rollout.chat import Chat
 from composer.rollout.checkpoint import Keeping, kept_by_tools
 from composer.rollout.harness import Generate, Harness, HarnessLimits, Plays, Recording, ToolClock
@@ -79,6 +80,7 @@ async def run_episode(
     episode_id: str,
     with_prompt: bool = True,
     keeping: Keeping = Keeping(),  # noqa: B008 - frozen
+    monitor: Monitor | None = None,
 ) -> Trajectory:
     """Run the agent in a sandbox of its own, then grade what it left behind.
 
@@ -98,6 +100,7 @@ async def run_episode(
         episode_id: its own name.
         with_prompt: whether the conversation begins with the system message.
         keeping: what the episode leaves on disk, and where it goes on from if it was interrupted.
+        monitor: looks at what was done, when the reward is known, and may change it; None: nobody does.
 
     Returns:
         The record, whatever happened; only cancellation comes out as an exception, after the sandbox is stopped.
@@ -116,6 +119,7 @@ async def run_episode(
         reward=None,
         metadata=conversation.metadata if with_prompt else {"no_prompt": True},
     )
+    watch = monitor.watch(task, episode_id, _most_collected(task, limits)) if monitor is not None else None
     clock = ToolClock()
     phase = "the agent's sandbox"
     try:
@@ -123,12 +127,16 @@ async def run_episode(
         try:
             phase = "the agent"
             async with asyncio.timeout(timeout_s):
+                if watch is not None:
+                    await watch.begin(sandbox)
                 asked = files_of.watching(generate, conversation, sandbox, prepared_task.agents_backend, harness.tools)
                 outcome = await harness.run(conversation, sandbox, asked, episode_id, clock)
                 await files_of.keep_state(sandbox, prepared_task.agents_backend)
                 t.metadata |= kept_by_tools(harness.tools, sandbox)
                 finished = outcome is Outcome.FINISHED
                 files = await _collect(task, sandbox, limits) if finished else f"the episode ended with {outcome}"
+                if watch is not None:
+                    files = await watch.end(sandbox, files)
         finally:
             await _stop(sandbox)
         if isinstance(files, str):
@@ -157,6 +165,8 @@ async def run_episode(
         logger.exception("Episode %s broke in %s", episode_id, phase)
         _fail(t, f"{phase} raised {type(error).__name__}: {error}")
     t.seconds = time.monotonic() - start
+    if watch is not None:
+        await watch.settle(t)
     files_of.end(t)
     return t
 
@@ -166,12 +176,16 @@ async def _collect(task: Task, sandbox: Sandbox, limits: SandboxLimits) -> dict[
 
     All that fits on the agent's disk would not fit into memory several times, here and in the grading sandbox.
     """
-    # What files an image has, or a setup makes, is not known here.
-    known = sum(map(len, task.files.values())) if not (task.image or task.setup) else limits.disk_bytes
     try:
-        return await sandbox.files(known + limits.disk_bytes // COLLECTED_SHARE)
+        return await sandbox.files(_most_collected(task, limits))
     except OSError as error:
         return f"the files left behind cannot be collected: {error.strerror or error}"
+
+
+def _most_collected(task: Task, limits: SandboxLimits) -> int:
+    # What files an image has, or a setup makes, is not known here.
+    known = sum(map(len, task.files.values())) if not (task.image or task.setup) else limits.disk_bytes
+    return known + limits.disk_bytes // COLLECTED_SHARE
 
 
 def _fail(t: Trajectory, cause: str) -> None:
@@ -217,6 +231,7 @@ class Env:
         backend: SandboxBackend,
         harness: Plays | None = None,
         keeping: Keeping = Keeping(),  # noqa: B008 - frozen
+        monitor: Monitor | None = None,
     ) -> None:
         """Put the parts together, and render a first prompt so that a chat template that cannot is found now.
 
@@ -226,6 +241,7 @@ class Env:
             TokenizerError: the chat template cannot render the tools.
         """
         self.settings, self.chat, self.taskset, self.backend, self.rubric = settings, chat, taskset, backend, rubric
+        self.monitor = monitor
         self.harness: Plays = harness or Harness(chat, tools, settings.system_prompt, settings)
         self.harness.open("")
         self.keeping = keeping
@@ -286,6 +302,7 @@ class Env:
                     episode_id=episode_id,
                     with_prompt=with_prompt,
                     keeping=self.keeping,
+                    monitor=self.monitor,
                 )
             finally:
                 if release is not None:

@@ -16,7 +16,9 @@ from composer.choices import (
     ChatTemplate,
     Dtype,
     Family,
+    HoneypotKind,
     LossKind,
+    MonitorEffect,
     PhaseKind,
     Schedule,
     ScoreFunction,
@@ -30,6 +32,7 @@ from composer.schema.env import AgentConfig, AgentFileConfig, EnvConfig, LimitsC
 from composer.schema.fields import TargetConfig, number, text
 from composer.schema.mix import MixConfig, PhaseConfig, SessionsConfig, SourceConfig
 from composer.schema.model import ModelConfig
+from composer.schema.monitor import HoneypotsConfig, JudgeConfig, MonitorConfig
 from composer.schema.running import EvaluationConfig, GeneratorConfig, ParallelConfig, TrackingConfig, WeightSyncConfig
 
 __all__ = [
@@ -47,6 +50,9 @@ __all__ = [
     "EvaluationConfig",
     "Family",
     "GeneratorConfig",
+    "HoneypotKind",
+    "HoneypotsConfig",
+    "JudgeConfig",
     "LengthPenaltyConfig",
     "LimitsConfig",
     "LookConfig",
@@ -54,6 +60,8 @@ __all__ = [
     "LossKind",
     "MixConfig",
     "ModelConfig",
+    "MonitorConfig",
+    "MonitorEffect",
     "ParallelConfig",
     "PhaseConfig",
     "PhaseKind",
@@ -116,4 +124,5 @@ class Config:
     """How the model is measured."""
     autoinstall: AutoinstallConfig = field(default_factory=AutoinstallConfig)
     look: LookConfig = field(default_factory=LookConfig)
+    """Of `composer look`."""
     """How environments are made of repositories."""

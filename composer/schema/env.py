@@ -8,6 +8,7 @@ from omegaconf import MISSING
 
 from composer.choices import ChatTemplate
 from composer.schema.fields import BYTES, LARGE, LEAST_SECONDS, LENGTH, SECONDS, STEPS, TargetConfig, number, text
+from composer.schema.monitor import MonitorConfig
 
 
 @dataclass(frozen=True)
@@ -123,3 +124,5 @@ class EnvConfig:
     """Share of episodes whose final files are kept in the run directory, for `composer look`."""
     pool: PoolConfig = field(default_factory=PoolConfig)
     """Of each env worker."""
+    monitor: MonitorConfig = field(default_factory=MonitorConfig)
+    """Looks for cheating in finished episodes."""
