@@ -63,7 +63,7 @@ def name_of(source: str) -> str:
 
     Example:
         >>> name_of("https://example.org/team/shop.git")
-        'shop-8f5ac7c3'
+        'shop-ffe33b87'
     """
     place = source if _URL.match(source) else str(Path(source).expanduser().absolute())
     stem = re.sub(r"\.(git|bundle)$", "", place.rstrip("/").rpartition("/")[2])
