@@ -205,8 +205,10 @@ def _shadowed(machine: Machine, new: Mapping[str, str], commands: Sequence[Comma
 
 def _is_accounted(machine: Machine, new: Mapping[str, str], place: str, target: str) -> bool:
     """Whether a program was put there by other means than by hand."""
-    if machine.in_tree(place) or machine.after.is_packaged(place):
-        return True  # what is new in the repository's folder is declared, and the garbled files tell
+    if machine.after.is_packaged(place):
+        return True
+    if machine.in_tree(place) and "/bin/" not in place:
+        return True  # what was built in the repository's folder is declared, and the garbled files tell
     if target in new:
         return machine.after.is_packaged(target)
     # A link to a program of the machine, under its own name: `python3` of a virtual environment is `python3.11`.

@@ -31,6 +31,10 @@ for place in "$HOME" "$1" /tmp /var/tmp; do
 done
 echo complete
 """
+_RESOLVE = r"""
+case $1 in '~/'*) set -- "$HOME/${1#??}" ;; '$HOME/'*) set -- "$HOME/${1#??????}" ;; esac
+found=$(command -v -- "$1") && echo "$found" && /usr/bin/readlink -f -- "$found"
+"""
 _SYSTEM_PATH = {"PATH": "/usr/bin:/bin"}
 _LINE = re.compile(r"(\\?)([0-9a-f]{64})  (/.*)$")
 _TIMEOUT_S = 300.0
@@ -119,16 +123,7 @@ async def resolve(sandbox: Sandbox, names: list[str], env: Mapping[str, str]) ->
     """
     found = {}
     for name in dict.fromkeys(names):
-        asked = await sandbox.exec(
-            [
-                "/bin/sh",
-                "-c",
-                'found=$(command -v -- "$1") && echo "$found" && /usr/bin/readlink -f -- "$found"',
-                "sh",
-                name,
-            ],
-            env=env,
-        )
+        asked = await sandbox.exec(["/bin/sh", "-c", _RESOLVE, "sh", name], env=env)
         lines = asked.output.decode(errors="surrogateescape").splitlines()
         if asked.exit_code == 0 and len(lines) == 2:
             place = lines[0] if lines[0].startswith("/") else posixpath.join(sandbox.workdir, lines[0])

@@ -45,6 +45,7 @@ def arguments(endpoint: ScriptedEndpoint, output: Path, *repositories: Path, **m
         "proposer.url": endpoint.url("proposer"),
         "installer.url": endpoint.url("installer"),
         "outage_timeout_s": 2,
+        "num_commands": 3,
         "limits.memory_bytes": 2**30,
         "limits.disk_bytes": 2**29,
         **more,
@@ -69,13 +70,15 @@ def run(words: list[str], folder: Path, **variables: str) -> tuple[int, str, str
     return process.returncode, out, err
 
 
+@pytest.mark.slow
 def test_from_bare_repositories_to_tasks_that_are_fit(tmp_path):
     shop = write_files(tmp_path / "shop", SHOP)
     bare = write_files(tmp_path / "bare", {"a.txt": "nothing to run"})
     output = tmp_path / "environments"
     endpoint = AllAlike({"proposer": PROPOSER, "installer": INSTALLER})
     with endpoint.serving():
-        words = arguments(endpoint, output, shop, bare, tmp_path / "nowhere", **{"proposer.max_turns": 3})
+        more = {"proposer.max_turns": 3, "num_commands": 10}
+        words = arguments(endpoint, output, shop, bare, tmp_path / "nowhere", **more)
         code, out, err = run(words, tmp_path)
         assert code == 1, err  # one has to be tried again
         lines = out.splitlines()
@@ -102,6 +105,7 @@ def test_from_bare_repositories_to_tasks_that_are_fit(tmp_path):
     assert all(task["verdict"] == "ok" for task in report["tasks"])
 
 
+@pytest.mark.slow
 def test_a_killed_command_leaves_nothing_half_done_and_the_next_goes_on(tmp_path):
     first, second = (write_files(tmp_path / name, SHOP) for name in ("first", "second"))
     output = tmp_path / "environments"
