@@ -70,6 +70,8 @@ class Endpoint:
     is_stand_in: bool = False
     """Whether the endpoint has said that its answers are scripted."""
     num_retries: int = 0
+    lost_s: float = 0.0
+    """Seconds that went to attempts which failed, and to the pauses after them."""
 
     def __post_init__(self) -> None:
         """Read the key, which is kept nowhere but in the client.
@@ -99,6 +101,7 @@ class Endpoint:
         """
         start, attempt = time.monotonic(), 0
         while True:
+            began = time.monotonic()
             left_s = self.outage_timeout_s - (time.monotonic() - start)
             try:
                 async with asyncio.timeout(min(self.request_timeout_s, max(0.05, left_s))):
@@ -117,6 +120,7 @@ class Endpoint:
                 )
             self.notice(f"{self.config.url}: {reason}; asking again in {pause_s:.1f} s")
             await asyncio.sleep(pause_s)
+            self.lost_s += time.monotonic() - began
 
     async def close(self) -> None:
         """Let the connections go. Idempotent."""
@@ -171,10 +175,10 @@ class Endpoint:
             choice = completion.choices[0]
             message = choice.message
             calls = tuple(
-                AskedCall(str(call.id), str(call.function.name), str(call.function.arguments))  # pyright: ignore[reportAttributeAccessIssue]
+                AskedCall(_whole(call.id), _whole(call.function.name), _whole(call.function.arguments))  # pyright: ignore[reportAttributeAccessIssue]
                 for call in message.tool_calls or ()
             )
-            content = message.content or ""
+            content = _whole(message.content or "")
         except (AttributeError, IndexError, TypeError) as error:
             raise _Again(f"its answer is no completion ({error!r:.200})") from error
         if refusal := getattr(message, "refusal", None) or (choice.finish_reason == "content_filter" and "filtered"):
@@ -195,6 +199,11 @@ class _Again(Exception):
     def __init__(self, reason: str, pause_s: float = 0.0) -> None:
         super().__init__(reason)
         self.pause_s = pause_s
+
+
+def _whole(text: object) -> str:
+    """A text without half characters, which could not be sent back."""
+    return str(text).encode(errors="replace").decode()
 
 
 def _retry_after(error: Any) -> float:

@@ -21,6 +21,9 @@ from composer.errors import SandboxError
 _LIST = r"""
 root=$(stat -c %d /)
 list() {
+    # A folder that cannot be listed and a program that cannot be read can be used all the same.
+    find "$1" -xdev -type d -user "$(id -u)" ! -perm -700 -exec chmod u+rwx {} \; 2>/dev/null
+    find "$1" -xdev -type f -user "$(id -u)" ! -perm -400 -exec chmod u+r {} + 2>/dev/null
     find "$1" -xdev -type f -user "$(id -u)" -exec sha256sum -- {} + 2>/dev/null
     find "$1" -xdev -type l -user "$(id -u)" -exec sh -c \
         'for f; do printf "link %s\n" "$f"; done' sh {} + 2>/dev/null
@@ -64,7 +67,7 @@ class Inventory:
 
 
 async def take_inventory(sandbox: Sandbox) -> Inventory:
-    """Look at a sandbox in which nothing is going on.
+    """Look at a sandbox in which nothing is going on; all that its user has becomes readable for him.
 
     Raises:
         SandboxError: the sandbox failed.

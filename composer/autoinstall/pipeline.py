@@ -117,6 +117,12 @@ async def autoinstall(source: str, machinery: Machinery, progress: Progress) -> 
         except TimeoutError:
             if not deadline.expired():
                 raise
+            lost_s = sum(endpoint.lost_s for endpoint in work.endpoints.values())
+            if lost_s > config.repository_timeout_s / 2:
+                raise GeneratorError(
+                    f"autoinstall.repository_timeout_s={config.repository_timeout_s:g}: {lost_s:.0f} s of it went to "
+                    "attempts at which the endpoints failed: look at them, then start the command again."
+                ) from None
             reason = f"it was not done within {config.repository_timeout_s:g} s"
         ended = Ended.DROPPED if reason else Ended.INSTALLED
         if not reason:

@@ -77,12 +77,14 @@ def test_mistakes_of_the_model_are_answered():
     raw["message"]["tool_calls"] = [
         {"id": "1", "type": "function", "function": {"name": "add", "arguments": "{'a': 1"}},
         {"id": "2", "type": "function", "function": {"name": "add", "arguments": "[1]"}},
+        {"id": "4", "type": "function", "function": {"name": "add", "arguments": '{"a": "\\ud800"}'}},
         {"id": "3", "type": "function", "function": {"name": "fly", "arguments": "{}"}},
     ]
     body = {"id": "1", "object": "chat.completion", "created": 0, "model": "m", "choices": [raw]}
     ended, talk, played, _ = converse([Trouble(200, json.dumps(body)), "I am done", [("done", {})]])
     assert ended == "" and played == [("done", "ended")]
-    no_json, no_object, no_tool = [m["content"] for m in talk.messages if m["role"] == "tool"][:3]
+    no_json, no_object, no_text, no_tool = [m["content"] for m in talk.messages if m["role"] == "tool"][:4]
+    assert "surrogates not allowed" in no_text
     assert no_json.startswith("error: the arguments are no JSON (") and no_object.endswith("no JSON object")
     assert no_tool == "error: no tool 'fly': the tools are add, done"
     assert "`done` is how you hand in" in talk.messages[-3]["content"]
