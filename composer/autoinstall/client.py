@@ -62,7 +62,7 @@ class Endpoint:
     request_timeout_s: float
     outage_timeout_s: float
     seed: int = 0
-    """Of the sampling, as far as the endpoint heeds it, and of the pauses."""
+    """Of the pauses. Endpoints are sent none: few heed one, and one takes vLLM's CPU engine down."""
     notice: Callable[[str], None] = lambda text: None
     """Told of every attempt that failed."""
     names: set[str] = field(default_factory=set)
@@ -147,7 +147,6 @@ class Endpoint:
             "messages": list(messages),
             "temperature": self.config.temperature,
             "max_tokens": self.config.max_turn_tokens,
-            "seed": self.seed,
         }
         if tools and self.config.native_tools:
             request["tools"] = list(tools)
