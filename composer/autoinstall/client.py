@@ -122,6 +122,12 @@ class Endpoint:
             await asyncio.sleep(pause_s)
             self.lost_s += time.monotonic() - began
 
+    def kind(self) -> str:
+        """What can be said of the model, never more than is known."""
+        if self.is_stand_in:
+            return "scripted stand-in"
+        return "as the endpoint names them, unverified" if self.names else "none has answered"
+
     async def close(self) -> None:
         """Let the connections go. Idempotent."""
         await self._client.close()
@@ -132,7 +138,7 @@ class Endpoint:
             "url": self.config.url,
             "asked_for": self.config.model,
             "answered_as": sorted(self.names),
-            "models": "scripted stand-in" if self.is_stand_in else "as the endpoint names them, unverified",
+            "models": self.kind(),
             "temperature": self.config.temperature,
             "num_retries": self.num_retries,
         }
@@ -160,7 +166,7 @@ class Endpoint:
                 raise ContextFullError(said) from error
             raise GeneratorError(
                 f"{self.key}.url={self.config.url!r}: it refused the request with {error.status_code} ({said}): "
-                f"look at {self.key}."
+                f"look at {self.key} (native_tools: false, if it reads no tool calls itself)."
             ) from error
         except openai.APITimeoutError as error:
             raise _Again(f"no answer within {self.request_timeout_s:g} s") from error

@@ -237,12 +237,10 @@ def _record(work: _Work, machinery: Machinery, ended: Ended, reason: str) -> dic
 
 def _models(work: _Work) -> str:
     """What can be said of who made it: never more than is known."""
-    scripted = [agent for agent, endpoint in work.endpoints.items() if endpoint.is_stand_in]
-    if len(scripted) == len(work.endpoints):
-        return "scripted stand-in"
-    if scripted:
-        return f"scripted stand-in as {scripted[0]}; the other as its endpoint names it, unverified"
-    return "as their endpoints name them, unverified"
+    kinds = {agent: endpoint.kind() for agent, endpoint in work.endpoints.items() if endpoint.names}
+    if len(set(kinds.values())) == 1:
+        return next(iter(kinds.values()))
+    return "; ".join(f"{agent}: {kind}" for agent, kind in kinds.items()) or "none has answered"
 
 
 def _try(number: int, one: Try) -> dict[str, Any]:

@@ -97,6 +97,6 @@ def test_nonsense_from_a_real_engine_drops_the_repository(server, tmp_path):
     )
     [path] = (tmp_path / "out" / "dropped").glob("*/environment.yaml")
     record = yaml.safe_load(path.read_text())
-    assert record["models"] == "as their endpoints name them, unverified"
+    assert record["models"] == "as the endpoint names them, unverified"
     proposer = record["agents"]["proposer"]
     assert proposer["answered_as"] == ["tiny"] and proposer["num_turns"] == 4 and proposer["num_tokens"] > 4 * 500
