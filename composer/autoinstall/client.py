@@ -62,7 +62,7 @@ class Endpoint:
     request_timeout_s: float
     outage_timeout_s: float
     seed: int = 0
-    """Of the sampling, as far as the endpoint heeds it, and of the pauses."""
+    """Of the pauses. Endpoints are sent none: few heed one, and one takes vLLM's CPU engine down."""
     notice: Callable[[str], None] = lambda text: None
     """Told of every attempt that failed."""
     names: set[str] = field(default_factory=set)
@@ -70,6 +70,8 @@ class Endpoint:
     is_stand_in: bool = False
     """Whether the endpoint has said that its answers are scripted."""
     num_retries: int = 0
+    lost_s: float = 0.0
+    """Seconds that went to attempts which failed, and to the pauses after them."""
 
     def __post_init__(self) -> None:
         """Read the key, which is kept nowhere but in the client.
@@ -99,6 +101,7 @@ class Endpoint:
         """
         start, attempt = time.monotonic(), 0
         while True:
+            began = time.monotonic()
             left_s = self.outage_timeout_s - (time.monotonic() - start)
             try:
                 async with asyncio.timeout(min(self.request_timeout_s, max(0.05, left_s))):
@@ -117,6 +120,13 @@ class Endpoint:
                 )
             self.notice(f"{self.config.url}: {reason}; asking again in {pause_s:.1f} s")
             await asyncio.sleep(pause_s)
+            self.lost_s += time.monotonic() - began
+
+    def kind(self) -> str:
+        """What can be said of the model, never more than is known."""
+        if self.is_stand_in:
+            return "scripted stand-in"
+        return "as the endpoint names them, unverified" if self.names else "none has answered"
 
     async def close(self) -> None:
         """Let the connections go. Idempotent."""
@@ -128,7 +138,7 @@ class Endpoint:
             "url": self.config.url,
             "asked_for": self.config.model,
             "answered_as": sorted(self.names),
-            "models": "scripted stand-in" if self.is_stand_in else "as the endpoint names them, unverified",
+            "models": self.kind(),
             "temperature": self.config.temperature,
             "num_retries": self.num_retries,
         }
@@ -143,7 +153,6 @@ class Endpoint:
             "messages": list(messages),
             "temperature": self.config.temperature,
             "max_tokens": self.config.max_turn_tokens,
-            "seed": self.seed,
         }
         if tools and self.config.native_tools:
             request["tools"] = list(tools)
@@ -157,7 +166,7 @@ class Endpoint:
                 raise ContextFullError(said) from error
             raise GeneratorError(
                 f"{self.key}.url={self.config.url!r}: it refused the request with {error.status_code} ({said}): "
-                f"look at {self.key}."
+                f"look at {self.key} (native_tools: false, if it reads no tool calls itself)."
             ) from error
         except openai.APITimeoutError as error:
             raise _Again(f"no answer within {self.request_timeout_s:g} s") from error
@@ -171,10 +180,10 @@ class Endpoint:
             choice = completion.choices[0]
             message = choice.message
             calls = tuple(
-                AskedCall(str(call.id), str(call.function.name), str(call.function.arguments))  # pyright: ignore[reportAttributeAccessIssue]
+                AskedCall(_whole(call.id), _whole(call.function.name), _whole(call.function.arguments))  # pyright: ignore[reportAttributeAccessIssue]
                 for call in message.tool_calls or ()
             )
-            content = message.content or ""
+            content = _whole(message.content or "")
         except (AttributeError, IndexError, TypeError) as error:
             raise _Again(f"its answer is no completion ({error!r:.200})") from error
         if refusal := getattr(message, "refusal", None) or (choice.finish_reason == "content_filter" and "filtered"):
@@ -195,6 +204,11 @@ class _Again(Exception):
     def __init__(self, reason: str, pause_s: float = 0.0) -> None:
         super().__init__(reason)
         self.pause_s = pause_s
+
+
+def _whole(text: object) -> str:
+    """A text without half characters, which could not be sent back."""
+    return str(text).encode(errors="replace").decode()
 
 
 def _retry_after(error: Any) -> float:

@@ -52,13 +52,14 @@ SCHEMA: dict[str, Any] = {
         },
         "lines": {
             "type": "array",
-            "items": {"type": "string", "minLength": 1, "maxLength": 300},
+            "items": {"type": "string", "minLength": 1, "maxLength": 300, "pattern": "^[^\\u0000\\n]*$"},
             "maxItems": 20,
             "description": "each must be part of a line of the output",
         },
         "pattern": {
             "type": "string",
             "maxLength": 300,
+            "pattern": "^[^\\u0000]*$",
             "description": "a regular expression that must be found in the output; empty if `lines` say enough",
         },
         "exit_code": {"type": "integer", "minimum": 0, "maximum": 125},

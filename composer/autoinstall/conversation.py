@@ -142,6 +142,7 @@ class Conversation:
             return f"error: no tool {asked.name!r}: the tools are {', '.join(self.tools)}", False, False
         try:
             arguments = json.loads(asked.arguments or "{}")
+            json.dumps(arguments, ensure_ascii=False).encode()  # half a character is none of UTF-8
         except (ValueError, RecursionError) as error:
             return f"error: the arguments are no JSON ({error})", False, False
         if not isinstance(arguments, dict):

@@ -9,7 +9,8 @@ It has to install what the commands need. Looked for here:
    in ~/.local/bin is one that some package's RECORD lists with this very hash.
 5. No mock, script or module holds an expected line word for word.
 6. No variable that changes which programs, libraries or plugins are found (PATH, LD_*, PYTEST_*, …).
-7. No copy of the repository's sources outside of it: tasks change the repository, and a copy would not notice.
+7. No module of Python's own or of pytest's where Python would look first (the repository's folder, PYTHONPATH).
+8. No copy of the repository's sources outside of it: tasks change the repository, and a copy would not notice.
 
 And in verify.py: on garbled files of the repository, no command may give its output.
 
@@ -21,7 +22,9 @@ people to look at.
 
 from __future__ import annotations
 
+import posixpath
 import re
+import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
@@ -52,6 +55,7 @@ _FORBIDDEN_VARIABLES = re.compile(
     r"(?:PATH|LD_.*|DYLD_.*|BASH_ENV|ENV|IFS|SHELL|HOME|PYTEST_.*|PYTHON(?:STARTUP|HOME|INSPECT|BREAKPOINT|PLATLIBDIR|"
     r"WARNINGS|OPTIMIZE|EXECUTABLE|USERBASE)|NODE_OPTIONS|RUBYOPT|PERL5OPT|MAKEFLAGS|GIT_.*|COMPILER_PATH|GCC_.*)$"
 )
+_PARTS_OF_PYTHON = sys.stdlib_module_names | {"_pytest", "pytest", "pluggy", "iniconfig", "packaging", "pygments"}
 _LEAST_TELLING = 8
 """Characters: shorter lines stand in any file."""
 _LEAST_COPIED = 64
@@ -120,6 +124,8 @@ def faults(machine: Machine, declared: Declared, commands: Sequence[Command]) ->
     if loaded:
         found.append(f"these would change what test runners or Python do, and must go: {_named(loaded)}")
     found += _shadowed(machine, new, commands)
+    if replaced := _replaced(machine, new, declared):
+        found.append(f"these would stand in for parts of Python or pytest, and must go: {_named(replaced)}")
     if bad := [name for name in declared.variables if _FORBIDDEN_VARIABLES.match(name)]:
         found.append(f"these variables may not be set: {_named(bad)}")
     hashes = {
@@ -203,10 +209,29 @@ def _shadowed(machine: Machine, new: Mapping[str, str], commands: Sequence[Comma
     return found
 
 
+def _replaced(machine: Machine, new: Mapping[str, str], declared: Declared) -> list[str]:
+    """New modules with the names of Python's own or pytest's, where they would be found before those."""
+    given = declared.variables.get("PYTHONPATH", "").split(":")
+    roots = {posixpath.normpath(posixpath.join(machine.workdir, place)) for place in ("", "src", *given)}
+    found = []
+    for path in new:
+        for root in roots:
+            top, _, rest = path.removeprefix(f"{root}/").partition("/")
+            name = top if rest else re.sub(r"\.(?:py|so|[\w-]+\.so)$", "", top)
+            if path.startswith(f"{root}/") and name in _PARTS_OF_PYTHON and (rest or name != top):
+                # A folder without an __init__.py comes after Python's own.
+                if not rest or f"{root}/{top}/__init__.py" in new:
+                    found.append(path)
+                break
+    return [path for path in found if not machine.after.is_packaged(path)]
+
+
 def _is_accounted(machine: Machine, new: Mapping[str, str], place: str, target: str) -> bool:
     """Whether a program was put there by other means than by hand."""
-    if machine.in_tree(place) or machine.after.is_packaged(place):
-        return True  # what is new in the repository's folder is declared, and the garbled files tell
+    if machine.after.is_packaged(place):
+        return True
+    if machine.in_tree(place) and "/bin/" not in place:
+        return True  # what was built in the repository's folder is declared, and the garbled files tell
     if target in new:
         return machine.after.is_packaged(target)
     # A link to a program of the machine, under its own name: `python3` of a virtual environment is `python3.11`.

@@ -42,7 +42,8 @@ replace by a mock: code that behaves as the real thing would. Declare every mock
 that a command names, and add nothing that test runners load by themselves (conftest.py, sitecustomize.py, ...).
 What works in your shell goes into an install script, so do each step by a command that succeeds."""
 _REQUEST = "Set up the machine for these commands:\n\n{commands}"
-_TEXTS = {"type": "object", "additionalProperties": {"type": "string", "maxLength": 2000}, "maxProperties": 100}
+_TEXT = {"type": "string", "maxLength": 2000, "pattern": "^[^\\u0000]*$"}
+_TEXTS = {"type": "object", "additionalProperties": _TEXT, "maxProperties": 100}
 _PARAMETERS: dict[str, Any] = {
     "type": "object",
     "properties": {
@@ -53,7 +54,11 @@ _PARAMETERS: dict[str, Any] = {
             "maxItems": 200,
             "description": "other files and folders that you added to the repository's folder",
         },
-        "variables": {**_TEXTS, "description": "environment variables that every command gets"},
+        "variables": {
+            **_TEXTS,
+            "propertyNames": {"pattern": "^[A-Za-z_][A-Za-z0-9_]*$"},
+            "description": "environment variables that every command gets",
+        },
     },
     "additionalProperties": False,
 }

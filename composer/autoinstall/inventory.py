@@ -21,6 +21,9 @@ from composer.errors import SandboxError
 _LIST = r"""
 root=$(stat -c %d /)
 list() {
+    # A folder that cannot be listed and a program that cannot be read can be used all the same.
+    find "$1" -xdev -type d -user "$(id -u)" ! -perm -700 -exec chmod u+rwx {} \; 2>/dev/null
+    find "$1" -xdev -type f -user "$(id -u)" ! -perm -400 -exec chmod u+r {} + 2>/dev/null
     find "$1" -xdev -type f -user "$(id -u)" -exec sha256sum -- {} + 2>/dev/null
     find "$1" -xdev -type l -user "$(id -u)" -exec sh -c \
         'for f; do printf "link %s\n" "$f"; done' sh {} + 2>/dev/null
@@ -30,6 +33,10 @@ for place in "$HOME" "$1" /tmp /var/tmp; do
     [ -d "$place" ] && [ "$(stat -c %d "$place")" != "$root" ] && list "$place"
 done
 echo complete
+"""
+_RESOLVE = r"""
+case $1 in '~/'*) set -- "$HOME/${1#??}" ;; '$HOME/'*) set -- "$HOME/${1#??????}" ;; esac
+found=$(command -v -- "$1") && echo "$found" && /usr/bin/readlink -f -- "$found"
 """
 _SYSTEM_PATH = {"PATH": "/usr/bin:/bin"}
 _LINE = re.compile(r"(\\?)([0-9a-f]{64})  (/.*)$")
@@ -60,7 +67,7 @@ class Inventory:
 
 
 async def take_inventory(sandbox: Sandbox) -> Inventory:
-    """Look at a sandbox in which nothing is going on.
+    """Look at a sandbox in which nothing is going on; all that its user has becomes readable for him.
 
     Raises:
         SandboxError: the sandbox failed.
@@ -119,16 +126,7 @@ async def resolve(sandbox: Sandbox, names: list[str], env: Mapping[str, str]) ->
     """
     found = {}
     for name in dict.fromkeys(names):
-        asked = await sandbox.exec(
-            [
-                "/bin/sh",
-                "-c",
-                'found=$(command -v -- "$1") && echo "$found" && /usr/bin/readlink -f -- "$found"',
-                "sh",
-                name,
-            ],
-            env=env,
-        )
+        asked = await sandbox.exec(["/bin/sh", "-c", _RESOLVE, "sh", name], env=env)
         lines = asked.output.decode(errors="surrogateescape").splitlines()
         if asked.exit_code == 0 and len(lines) == 2:
             place = lines[0] if lines[0].startswith("/") else posixpath.join(sandbox.workdir, lines[0])

@@ -117,6 +117,12 @@ async def autoinstall(source: str, machinery: Machinery, progress: Progress) -> 
         except TimeoutError:
             if not deadline.expired():
                 raise
+            lost_s = sum(endpoint.lost_s for endpoint in work.endpoints.values())
+            if lost_s > config.repository_timeout_s / 2:
+                raise GeneratorError(
+                    f"autoinstall.repository_timeout_s={config.repository_timeout_s:g}: {lost_s:.0f} s of it went to "
+                    "attempts at which the endpoints failed: look at them, then start the command again."
+                ) from None
             reason = f"it was not done within {config.repository_timeout_s:g} s"
         ended = Ended.DROPPED if reason else Ended.INSTALLED
         if not reason:
@@ -231,12 +237,10 @@ def _record(work: _Work, machinery: Machinery, ended: Ended, reason: str) -> dic
 
 def _models(work: _Work) -> str:
     """What can be said of who made it: never more than is known."""
-    scripted = [agent for agent, endpoint in work.endpoints.items() if endpoint.is_stand_in]
-    if len(scripted) == len(work.endpoints):
-        return "scripted stand-in"
-    if scripted:
-        return f"scripted stand-in as {scripted[0]}; the other as its endpoint names it, unverified"
-    return "as their endpoints name them, unverified"
+    kinds = {agent: endpoint.kind() for agent, endpoint in work.endpoints.items() if endpoint.names}
+    if len(set(kinds.values())) == 1:
+        return next(iter(kinds.values()))
+    return "; ".join(f"{agent}: {kind}" for agent, kind in kinds.items()) or "none has answered"
 
 
 def _try(number: int, one: Try) -> dict[str, Any]:

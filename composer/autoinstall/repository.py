@@ -63,7 +63,7 @@ def name_of(source: str) -> str:
 
     Example:
         >>> name_of("https://example.org/team/shop.git")
-        'shop-8f5ac7c3'
+        'shop-ffe33b87'
     """
     place = source if _URL.match(source) else str(Path(source).expanduser().absolute())
     stem = re.sub(r"\.(git|bundle)$", "", place.rstrip("/").rpartition("/")[2])
@@ -177,15 +177,26 @@ async def _clone(
         if done.timed_out or done.exit_code:
             raise RepositoryError(f"repository {source}: it cannot be cloned in a sandbox ({_said(done)}): look at it")
         try:
-            return Repository(source, await sandbox.files(max_bytes), done.output.decode(errors="replace").split()[-1])
+            files = await sandbox.files(max_bytes)
         except OSError:
             raise _too_large(source, max_bytes) from None
+        named = {path: content for path, content in files.items() if _is_text(path)}
+        left_out = tuple(path.encode(errors="replace").decode() for path in files.keys() - named.keys())
+        return Repository(source, named, done.output.decode(errors="replace").split()[-1], left_out)
     except OSError as error:
         raise RepositoryError(
             f"repository {source}: it does not fit into a sandbox ({error.strerror}): raise autoinstall.limits"
         ) from None
     finally:
         await asyncio.shield(asyncio.ensure_future(sandbox.stop()))
+
+
+def _is_text(path: str) -> bool:
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _said(done: ExecResult) -> str:

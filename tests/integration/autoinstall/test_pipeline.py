@@ -19,6 +19,7 @@ from tests.integration.autoinstall.repositories import (
     command,
     write_files,
 )
+from tests.integration.autoinstall.scripted_endpoint import Trouble
 
 DECLARED = {
     "mocks": {"bankgate.py": "the bank's client; takes every card that does not end in `bad`"},
@@ -171,6 +172,17 @@ CHEATS = {
         {**DECLARED, "variables": {"PATH": "/tmp:/usr/bin", "PYTEST_ADDOPTS": "-k nothing"}},
         "these variables may not be set: PATH, PYTEST_ADDOPTS",
     ),
+    "a program in a folder that cannot be listed": (
+        [("write_file", {"path": "/home/dev/.local/bin/pytest", "content": "#!/bin/sh\nprintf '%s passed' 7\n"}),
+         ("shell", {"command": "chmod 555 ~/.local/bin/pytest; chmod 111 ~/.local/bin"})],
+        DECLARED,
+        "the program 'pytest' would be /home/dev/.local/bin/pytest, which no package manager put there",
+    ),
+    "a part of pytest": (
+        [SETTINGS, MOCK, ("write_file", {"path": "/home/dev/lib/_pytest/__init__.py", "content": ""})],
+        {**DECLARED, "variables": {"SHOP_CURRENCY": "EUR", "PYTHONPATH": "/home/dev/lib"}},
+        "these would stand in for parts of Python or pytest, and must go: /home/dev/lib/_pytest/__init__.py",
+    ),
     "a copy of the sources": (
         [SETTINGS, MOCK, ("shell", {"command": "mkdir ~/lib && cp -r shop ~/lib/"})],
         DECLARED,
@@ -218,6 +230,19 @@ def test_what_a_script_does_not_do_again_is_a_snapshot_only(pipeline, shop):
     result = pipeline.run(shop, scripts([half, MOCK], [("submit", DECLARED)]))
     assert (result.ended, result.reason) == (Ended.INSTALLED, "in 1 try, its script does not: snapshot only")
     assert pipeline.record(result)["replay"].startswith("snapshot only: ")
+
+
+def test_time_that_endpoints_lost_is_no_verdict(pipeline, shop):
+    script = {"proposer": [Trouble(503, "{}")], "installer": []}
+    result = pipeline.run(shop, script, outage_timeout_s=60.0, repository_timeout_s=4.0)
+    assert result.ended is Ended.OUTAGE and "of it went to attempts at which the endpoints failed" in result.reason
+
+
+def test_time_that_the_agents_used_up_is_one(pipeline, shop, backend):
+    script = scripts([("shell", {"command": "sleep 30"})])
+    result = pipeline.run(shop, script, repository_timeout_s=10.0)
+    assert (result.ended, result.reason) == (Ended.DROPPED, "it was not done within 10 s")
+    assert sandboxes(backend) == 0
 
 
 def test_unfit_commands_are_refused_with_a_reason_and_what_is_fit_is_kept(pipeline, shop):

@@ -78,6 +78,24 @@ def test_faults(new, said):
     assert any(said in fault for fault in faults(machine(new), Declared({}), COMMANDS))
 
 
+@pytest.mark.parametrize(
+    ("path", "is_refused"),
+    [
+        (f"{WORK}/unittest.py", True),
+        (f"{WORK}/src/json/__init__.py", True),
+        ("/home/dev/mocks/_pytest/__init__.py", True),
+        ("/home/dev/mocks/bank.py", False),
+        ("/home/dev/other/json.py", False),
+        ("/home/dev/mocks/bank/json.py", False),
+        ("/home/dev/mocks/json/data.txt", False),
+    ],
+)
+def test_parts_of_python_are_not_replaced(path, is_refused):
+    declared = Declared({path: "x"}, (), {"PYTHONPATH": "/home/dev/mocks:../other/lib"})
+    found = faults(machine({path: "x"}), declared, COMMANDS)
+    assert any("parts of Python or pytest" in fault for fault in found) is is_refused
+
+
 def test_files_that_load_by_themselves_matter_only_where_they_do():
     assert faults(machine({"/tmp/src/conftest.py": "x", "/tmp/src/setup.cfg": "x"}), Declared({}), COMMANDS) == []
 
