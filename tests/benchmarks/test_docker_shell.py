@@ -10,7 +10,7 @@ import pytest
 
 from composer.contract import SandboxLimits
 from envs.sandbox.docker import DockerBackend
-from tests.integration.envs.conftest import docker_engine, small_docker_image  # noqa: F401
+from tests.integration.envs.conftest import small_docker_image  # noqa: F401
 
 pytestmark = pytest.mark.docker
 
@@ -20,7 +20,7 @@ LEAST = 10
 
 
 def test_a_command_in_the_shell_costs_a_tenth_of_an_exec(
-    docker_engine: str,  # noqa: F811
+    docker_engine: str,
     small_docker_image: str,  # noqa: F811
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -1,0 +1,153 @@
+"""Hostile programs one after the other in Docker sandboxes: calls end in time, and engine and host stay as they were.
+
+`COMPOSER_HOSTILE_PROGRAMS=500` runs so many.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import docker
+import pytest
+
+from composer.contract import SandboxLimits
+from composer.errors import SandboxError
+from envs.sandbox.docker import DockerBackend
+from envs.sandbox.docker.sandbox import DockerSandbox
+from tests.integration.envs.sandbox.hostile_programs import DEADLINE_S, HostileProgram, hostile_programs
+
+COUNT = int(os.environ.get("COMPOSER_HOSTILE_PROGRAMS", "40"))
+pytestmark = [pytest.mark.docker, pytest.mark.slow, pytest.mark.timeout(240 + 8 * COUNT)]
+
+IN_ONE = 5
+"""Programs that a sandbox has to bear."""
+LONGEST_S = 30.0
+"""From the start of a program to the answer of the next command: its deadline, killing it, and a new shell."""
+LIMITS = SandboxLimits(
+    memory_bytes=128 * 2**20, num_processes=64, file_bytes=32 * 2**20, disk_bytes=32 * 2**20, cpu_seconds=5
+)
+
+
+@dataclass
+class Report:
+    """What happened."""
+
+    seconds: list[float] = field(default_factory=list)
+    lost: list[str] = field(default_factory=list)
+    slow: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Host:
+    """How the machine is, without what the test itself holds."""
+
+    num_processes: int
+    available_memory: int
+    num_engine_fds: int
+
+    @classmethod
+    def look(cls) -> Host:
+        numbers = [int(path.name) for path in Path("/proc").glob("[0-9]*")]
+        memory = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+        return cls(len(numbers), int(memory["MemAvailable"].split()[0]) * 1024, _engine_fds(numbers))
+
+
+def _engine_fds(numbers: list[int]) -> int:
+    count = 0
+    for number in numbers:
+        try:
+            if Path(f"/proc/{number}/comm").read_text().strip() in ("dockerd", "containerd"):
+                count += len(list(Path(f"/proc/{number}/fd").iterdir()))
+        except OSError:
+            continue
+    return count
+
+
+async def attack(sandbox: DockerSandbox, program: HostileProgram, report: Report) -> bool:
+    """Run one program; false if the sandbox was lost, which is then what every call says."""
+    began = time.monotonic()
+    try:
+        result = await sandbox.shell(program.command, timeout_s=DEADLINE_S)
+        assert len(result.output) <= LIMITS.output_bytes + 200
+        answer = await sandbox.exec(["/bin/echo", "there"])
+        assert answer.exit_code in (0, 126, 127, 137) or b"there" in answer.output, (program, answer)
+        await sandbox.read("main.py")
+    except FileNotFoundError:
+        pass  # it was deleted
+    except PermissionError:
+        pass  # or closed
+    except SandboxError as error:
+        report.lost.append(f"{program.name}: {error}")
+        return False
+    finally:
+        seconds = time.monotonic() - began
+        report.seconds.append(seconds)
+        if seconds > LONGEST_S:
+            report.slow.append(f"{program.name}: {seconds:.1f} s")
+    return True
+
+
+async def attack_all(backend: DockerBackend, witness: DockerSandbox) -> Report:
+    report = Report()
+    sandbox, uses = None, 0
+    for number, program in enumerate(hostile_programs(COUNT)):
+        if sandbox is None:
+            sandbox, uses = await backend.start({"main.py": b"x = 1\n"}, LIMITS), 0
+        uses += 1
+        is_there = await attack(sandbox, program, report)
+        if not is_there or uses == IN_ONE or number == COUNT - 1:
+            await sandbox.stop()
+            sandbox = None
+        assert (await witness.shell("echo $COUNT")).output == b"7\n", f"a neighbour was hit by {program}"
+    return report
+
+
+def test_hostile_programs_leave_host_and_engine_healthy(
+    docker_engine: str, docker_image: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    client = docker.APIClient(docker_engine)
+
+    async def scenario() -> Report:
+        backend = DockerBackend("hostile", docker_image, host=docker_engine)
+        try:
+            witness = await backend.start({}, SandboxLimits(lifetime_s=3600))
+            await witness.shell("COUNT=7")
+            report = await attack_all(backend, witness)
+            left = client.containers(all=True, filters={"name": "composer-hostile"})
+            assert len(left) == 1, left  # the witness
+            return report
+        finally:
+            await backend.close()
+
+    before = Host.look()
+    report = asyncio.run(scenario())
+    deadline = time.monotonic() + 20
+    while (after := Host.look()).num_processes > before.num_processes + 15 and time.monotonic() < deadline:
+        time.sleep(0.5)
+    began = time.monotonic()
+    client.ping()
+    answered = time.monotonic() - began
+    assert not client.containers(all=True, filters={"name": "composer-hostile"})
+    client.close()
+    ordered = sorted(report.seconds)
+    with capsys.disabled():
+        print(
+            f"\n{len(ordered)} hostile programs: median {ordered[len(ordered) // 2]:.1f} s, longest "
+            f"{ordered[-1]:.1f} s; {len(report.lost)} sandboxes lost; "
+            f"processes {before.num_processes} -> {after.num_processes}, "
+            f"the engine's descriptors {before.num_engine_fds} -> {after.num_engine_fds}, "
+            f"available memory {before.available_memory >> 20} -> {after.available_memory >> 20} MiB"
+        )
+        for line in report.lost[:20]:
+            print("   lost:", line[:200])
+    assert not report.slow, report.slow
+    # What a program does to its own sandbox is no failure of the machine's.
+    assert len(report.lost) <= max(1, COUNT // 50), report.lost
+    assert answered < 2
+    assert after.num_processes <= before.num_processes + 15
+    assert after.num_engine_fds <= before.num_engine_fds + 30
+    assert after.available_memory > before.available_memory - 2**30
