@@ -143,17 +143,30 @@ class DockerBackend:
         self, files: Mapping[str, bytes], limits: SandboxLimits, image: str, base: Snapshot | None
     ) -> DockerSandbox:
         image = (base.image if base is not None else image) or self.image
+        try:
+            return await self._start_from(image, files, limits, base)
+        except EngineRefusal as e:
+            if e.status != 404:
+                raise
+            # Somebody has removed the image, or the container before it ran, as `docker system prune` does.
+            log.info("starting once more: %s", e)
+            self._prepared.forget(image)
+        return await self._start_from(image, files, limits, base)
+
+    async def _start_from(
+        self, image: str, files: Mapping[str, bytes], limits: SandboxLimits, base: Snapshot | None
+    ) -> DockerSandbox:
         name, skeleton = await self._prepare(image)
         if self._settings.hides_groups:
             await self._kept.get(limits, lambda: self._start_twin(image, name, limits))
         sandbox = self._new(image, self._settings, limits)
-        await self._begin(sandbox, image, name, skeleton, base, files)
+        await self._begin(sandbox, name, skeleton, base, files)
         return sandbox
 
     async def _start_twin(self, image: str, name: str, limits: SandboxLimits) -> None:
         """See in a container that hides nothing whether the engine keeps these limits."""
         twin = self._new(image, replace(self._settings, is_twin=True), limits)
-        await self._begin(twin, image, name, [], None, {})
+        await self._begin(twin, name, [], None, {})
         await twin.stop()
 
     def _new(self, image: str, settings: Settings, limits: SandboxLimits) -> DockerSandbox:
@@ -176,7 +189,6 @@ class DockerBackend:
     async def _begin(
         self,
         sandbox: DockerSandbox,
-        image: str,
         name: str,
         skeleton: list[str],
         base: Snapshot | None,
@@ -186,10 +198,8 @@ class DockerBackend:
         try:
             archive = self._snapshots.open(base) if base is not None else None
             await sandbox.begin(name, prepared.skeleton_command(skeleton), labels, archive, files)
-        except BaseException as e:
+        except BaseException:
             await sandbox.stop()
-            if isinstance(e, EngineRefusal) and e.status == 404:
-                self._prepared.forget(image)  # somebody has removed it
             raise
 
     def _forget(self, name: str) -> None:

@@ -67,6 +67,7 @@ class DockerSandbox:
         self._commands = Commands(self._inside, engine, limits, settings.workdir)
         self._lock = asyncio.Lock()
         self._most_memory = 0
+        self._is_given_up = False
         self._lost = ""
         self._creating: asyncio.Future[tuple[list[str], dict[str, Any]]] | None = None
         self._stopping: asyncio.Task[None] | None = None
@@ -95,12 +96,17 @@ class DockerSandbox:
 
         def start(client: docker.APIClient) -> tuple[list[str], dict[str, Any]]:
             warnings = containers.create(client, prepared, self.name, self._settings, self._limits, labels)
-            client.start(self.name)
+            if not self._is_given_up:
+                client.start(self.name)
+            if self._is_given_up:  # and nobody is there any more to remove it
+                owner.remove(client, self.name)
             return warnings, client.inspect_container(self.name)
 
         self._inside.is_starting()
         # What a thread has begun goes on; `_stop` waits for it.
         self._creating = asyncio.ensure_future(self._engine.call("start a container", start, 3 * self._engine.answer_s))
+        # Nobody may wait for it any more when it fails.
+        self._creating.add_done_callback(lambda done: done.cancelled() or done.exception())
         warnings, inspected = await asyncio.shield(self._creating)
         for warning in warnings:
             log.debug("container %s: %s", self.name, warning)
@@ -304,6 +310,7 @@ class DockerSandbox:
         await asyncio.shield(self._stopping)
 
     async def _stop(self) -> None:
+        self._is_given_up = True
         self._inside.reason = self._inside.reason or "it was stopped"
         self._inside.close()
         self._commands.close()
