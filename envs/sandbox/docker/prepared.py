@@ -65,6 +65,8 @@ def make(client: docker.APIClient, base: dict[str, Any], name: str, settings: Se
     )["Id"]
     try:
         image = _Image(client, container, settings)
+        if image.shell is None:
+            raise SandboxStartError("the image has no /bin/sh: take one with a shell, coreutils and tar, or busybox")
         with tempfile.TemporaryFile() as file, tempfile.TemporaryDirectory() as folder:
             with tarfile.open(fileobj=file, mode="w", format=tarfile.GNU_FORMAT) as tar:
                 places = image.add(tar, Path(folder))
@@ -99,7 +101,7 @@ class _Image:
 
     def __init__(self, client: docker.APIClient, container: str, settings: Settings) -> None:
         self._client, self._container, self._settings = client, container, settings
-        self.shell = "/bin/bash" if self._read("/bin/bash") is not None else "/bin/sh"
+        self.shell = next((path for path in ("/bin/bash", "/bin/sh") if self._read(path) is not None), None)
 
     def add(self, tar: tarfile.TarFile, skel: Path) -> list[str]:
         """Write everything that is added; returns the places that have a skeleton."""
