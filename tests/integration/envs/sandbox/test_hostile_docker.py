@@ -30,6 +30,8 @@ IN_ONE = 5
 """Programs that a sandbox has to bear."""
 LONGEST_S = 30.0
 """From the start of a program to the answer of the next command: its deadline, killing it, and a new shell."""
+MORE_FDS = 30
+"""Fewer than one a program."""
 LIMITS = SandboxLimits(
     memory_bytes=128 * 2**20, num_processes=64, file_bytes=32 * 2**20, disk_bytes=32 * 2**20, cpu_seconds=5
 )
@@ -144,6 +146,9 @@ def test_hostile_programs_leave_host_and_engine_healthy(
     deadline = time.monotonic() + 20
     while (left := processes_of(report.containers)) and time.monotonic() < deadline:
         time.sleep(0.2)
+    # The engine lets go of streams some time after their containers have gone.
+    while Daemon.look(docker_engine).num_fds > before.num_fds + MORE_FDS and time.monotonic() < deadline:
+        time.sleep(0.2)
     began = time.monotonic()
     client.ping()
     answered = time.monotonic() - began
@@ -163,6 +168,6 @@ def test_hostile_programs_leave_host_and_engine_healthy(
     assert len(report.lost) <= max(1, COUNT // 50), report.lost
     assert answered < 2
     assert not left
-    assert after.num_fds <= before.num_fds + 20
-    assert after.num_threads <= before.num_threads + 40
+    assert after.num_fds <= before.num_fds + MORE_FDS
+    assert after.num_threads <= before.num_threads + 100  # which Go keeps for the next time that many are needed
     assert after.resident_bytes <= before.resident_bytes + 200 * 2**20
