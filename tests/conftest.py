@@ -155,12 +155,26 @@ def traces() -> set[str]:
     return found | {mount for mount in mounts if "/composer-" in mount}
 
 
+def runs_for_others(word: bytes, ours: set[int]) -> bool:
+    """Whether a process that this session did not start has the word in its command line."""
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            if int(folder.name) not in {*ours, os.getpid()} and word in (folder / "cmdline").read_bytes().split(b"\0"):
+                return True
+        except OSError:
+            continue
+    return False
+
+
 def used_by_others(trace: str, ours: set[int]) -> bool:
     """Whether a process that this session did not start owns, maps, opens or lives in `trace`: not ours then."""
-    owner = re.search(r"[.-](\d+)[.-]\w+$", trace)  # <name>.<pid>.<start time or a random word>
+    # <name>.<pid>.<start time or a random word>, or what lies below an engine's folder
+    owner = re.search(r"[.-](\d+)[.-]\w+$", trace) or re.search(r"/composer-\w+\.(\d+)(?:/|$)", trace)
     if owner and int(owner[1]) not in {*ours, os.getpid()} and start_time(int(owner[1])) is not None:
         return True
     if trace.startswith("/sys/fs/cgroup"):
+        if engine := re.search(r"/composer-engine-\d+", trace):
+            return runs_for_others(engine[0].encode(), ours)
         try:
             members = {int(line) for f in Path(trace).glob("**/cgroup.procs") for line in f.read_text().split()}
         except OSError:

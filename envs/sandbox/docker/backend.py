@@ -2,11 +2,12 @@
 
 What an image needs: /bin/sh, coreutils and tar, or busybox; bash is taken where there is one. What a sandbox is: one
 user that is not root, no capability and no way to one, the engine's seccomp profile, no network, a read-only root,
-and the limits of container.py. Nothing depends on the engine being on this machine: nothing is mounted from it, and no
-process is known by its number here.
+the limits of container.py, and the looks of a profile (prepared.py, scenery.py). Nothing depends on the engine being on
+this machine: nothing is mounted from it, and no process is known by its number here.
 
 What it does not protect against: holes in the engine's kernel, which all its containers share (an engine with another
-runtime, gVisor or Kata, has fewer); time spent; and being told apart from a real machine by a program that looks.
+runtime, gVisor or Kata, has fewer); time spent; and being told apart from a real machine by a program that looks
+closely: `composer audit` says by what.
 """
 
 from __future__ import annotations

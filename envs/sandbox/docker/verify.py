@@ -49,6 +49,7 @@ cat /proc/self/status; echo ==
 cat /proc/self/limits; echo ==
 cat /proc/self/mounts; echo ==
 cat /proc/net/dev; echo ==
+cat /proc/self/cgroup; echo ==
 for f in memory.max memory.swap.max pids.max \
     memory/memory.limit_in_bytes memory/memory.memsw.limit_in_bytes pids/pids.max
 do [ -r /sys/fs/cgroup/$f ] && echo "$f $(cat /sys/fs/cgroup/$f)"; done
@@ -75,9 +76,9 @@ def check_inside(shown: bytes, settings: Settings, limits: SandboxLimits, memory
         SandboxStartError: a limit does not hold in the container, or its image lacks a program.
     """
     parts = shown.decode(errors="replace").split("==\n")
-    if len(parts) != 5:
+    if len(parts) != 6:
         raise SandboxStartError(f"the container does not show its limits: {shown[-200:]!r}")
-    status, rlimits, mounts, network, rest = parts
+    status, rlimits, mounts, network, membership, rest = parts
     values = dict(line.split(None, 1) for line in rest.splitlines() if " " in line)
     if values.get("tools") != "yes":
         raise SandboxStartError("the image lacks tar, dd or head: take one with coreutils and tar, or with busybox")
@@ -89,12 +90,25 @@ def check_inside(shown: bytes, settings: Settings, limits: SandboxLimits, memory
     ):
         found = re.search(rf"^{title} +(\S+)", rlimits, re.MULTILINE)
         _expect(title, found and found[1], str(value))
+    _check_membership(membership)
     _check_groups(values, settings, limits, memory_swap)
     _check_mounts(mounts, settings.places(limits.disk_bytes))
     interfaces = [line.split(":")[0].strip() for line in network.splitlines()[2:]]
     if interfaces not in ([], ["lo"]):
         raise SandboxStartError(f"the container has a network: {', '.join(interfaces)}")
     return values.get("bash") == "yes"
+
+
+def _check_membership(membership: str) -> None:
+    """A program that the engine starts later has to be where the limits are: at the top of its own namespace."""
+    rows = [line.split(":", 2) for line in membership.splitlines() if line.count(":") >= 2]
+    limiting = [path for _, names, path in rows if {"memory", "pids"} & set(names.split(","))]
+    # Version 2 has one line, without names; beside version 1 it limits nothing.
+    for path in limiting or [path for _, names, path in rows if not names] or ["none"]:
+        if path != "/":
+            raise SandboxStartError(
+                f"a program in the container is in another control group than the container: {path}"
+            )
 
 
 def _check_groups(values: dict[str, str], settings: Settings, limits: SandboxLimits, memory_swap: int | None) -> None:

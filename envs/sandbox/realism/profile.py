@@ -49,7 +49,7 @@ class Profile:
     devices: tuple[str, ...] = ()
     """Names in /dev, without a device behind them."""
     machine_id: bool = False
-    """Whether /etc/machine-id has one, new for each backend."""
+    """Whether /etc/machine-id has one, new for each backend (with Docker, for each image)."""
     kernel_command: str = ""
     """What /proc/cmdline says; empty: as on the host. `{release}` stands for the kernel's."""
     hides_hypervisor: bool = False

@@ -46,11 +46,15 @@ tmpfs /home/dev tmpfs rw,nosuid,nodev,relatime,size=10240k,nr_inodes=2560 0 0
 tmpfs /tmp tmpfs rw,nosuid,nodev,relatime,size=4096k 0 0
 shm /dev/shm tmpfs rw,nosuid,nodev,noexec,relatime,size=2048k 0 0
 """
+MEMBER_V1 = "8:pids:/\n4:memory:/\n2:cpu,cpuacct:/elsewhere\n1:name=systemd:/\n0::/beside\n"
+MEMBER_V2 = "0::/\n"
 NETWORK = "Inter-| Receive\n face |bytes\n    lo: 0 0\n"
 
 
 def shown(groups: str, swap: int = 0, **changes: str) -> bytes:
-    parts = {"status": STATUS, "rlimits": RLIMITS, "mounts": MOUNTS, "network": NETWORK} | changes
+    membership = MEMBER_V2 if "memory.max" in groups else MEMBER_V1
+    whole = {"status": STATUS, "rlimits": RLIMITS, "mounts": MOUNTS, "network": NETWORK, "membership": membership}
+    parts = whole | changes
     return "==\n".join([*parts.values(), f"{groups}SwapTotal: {swap}\ntools yes\nbash yes\n"]).encode()
 
 
@@ -120,6 +124,21 @@ def test_anything_else_that_is_missing(part: str, old: str, new: str, why: str) 
     assert old in before
     with pytest.raises(SandboxStartError, match=why):
         check_inside(shown(V2, **{part: before.replace(old, new, 1)}), PLAIN, LIMITS, LIMITS.memory_bytes)
+
+
+@pytest.mark.parametrize(
+    ("groups", "membership", "path"),
+    [
+        (V1, MEMBER_V1.replace("pids:/", "pids:/../other"), "/../other"),
+        (V1, MEMBER_V1.replace("memory:/", "memory:/below"), "/below"),
+        (V1, "5:memory,pids:/x:y\n0::/\n", "/x:y"),
+        (V2, "0::/../../init.scope\n", "/../../init.scope"),
+        (V2, "", "none"),
+    ],
+)
+def test_a_program_that_is_not_in_its_containers_group(groups: str, membership: str, path: str) -> None:
+    with pytest.raises(SandboxStartError, match=f"another control group than the container: {path}"):
+        check_inside(shown(groups, membership=membership), PLAIN, LIMITS, LIMITS.memory_bytes)
 
 
 CONTAINER: dict[str, Any] = {
