@@ -30,10 +30,11 @@ install() {
     command -v apt-get >/dev/null || no_engine "dockerd or curl is not installed, and there is no apt-get to install it with"
     local packages=(docker.io iptables curl)
     # RUNLEVEL: the package is not to start an engine of its own.
-    if ! RUNLEVEL=1 DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${packages[@]}" >"$log" 2>&1; then
-        { apt-get update -qq && RUNLEVEL=1 DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${packages[@]}"; } >"$log" 2>&1 ||
-            no_engine "docker.io cannot be installed: $(grep -aE '^[EW]:' "$log" | tail -n1)"
-    fi
+    local get=(apt-get -qq -o Acquire::Retries=1 -o Acquire::http::Timeout=20 -o DPkg::Lock::Timeout=60)
+    export RUNLEVEL=1 DEBIAN_FRONTEND=noninteractive
+    "${get[@]}" install -y --no-install-recommends "${packages[@]}" >"$log" 2>&1 ||
+        { "${get[@]}" update && "${get[@]}" install -y --no-install-recommends "${packages[@]}"; } >"$log" 2>&1 ||
+        no_engine "docker.io cannot be installed: $(grep -aE '^[EW]:' "$log" | tail -n1)"
 }
 
 start() {
@@ -48,6 +49,10 @@ start() {
             no_engine "the kernel has no control group '$controller'"
     done
     install
+    # One that was killed leaves its number behind, and so does a zombie.
+    for file in "$folder/dockerd.pid" "$folder/exec/containerd/containerd.pid"; do
+        [[ -f $file ]] && ! runs "$(cat "$file")" && rm -f "$file"
+    done
     setsid dockerd --host "unix://$socket" --data-root "$folder/data" --exec-root "$folder/exec" \
         --pidfile "$folder/dockerd.pid" --cgroup-parent "/$group" --bridge=none --iptables=false --ip6tables=false \
         --ip-forward=false --ip-masq=false --userland-proxy=false --log-driver none --log-level warn \

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import subprocess
 import tempfile
 import time
 import uuid
@@ -36,10 +37,14 @@ GRACE_S = 10.0
 """How long processes that are already ending (Ray's daemons, a killed sandbox) have to be gone."""
 
 ORDER = ("unit", "integration", "benchmarks")
+REPO = Path(__file__).resolve().parents[1]
+ENGINE_S = 240.0
+"""For a Docker engine to be installed and started."""
+NO_ENGINE = pytest.StashKey[str]()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run quick tests first, and skip what this machine has no hardware or service for."""
+    """Run quick tests first, and skip what this machine has no hardware for."""
     tests = Path(__file__).parent
 
     def rank(item: pytest.Item) -> tuple[int, bool, bool]:
@@ -51,15 +56,71 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return ORDER.index(parts[0]) if parts[0] in ORDER else -1, is_whole, has_threads
 
     items.sort(key=rank)
-    absent = {}
     if not Path("/dev/nvidiactl").exists():
-        absent["gpu"] = "no NVIDIA GPU on this machine"
-    if not (os.environ.get("DOCKER_HOST") or Path("/run/docker.sock").is_socket()):
-        absent["docker"] = "no Docker engine on this machine; `.ci/docker.sh start <folder>` starts one for DOCKER_HOST"
-    for item in items:
-        for name, reason in absent.items():
-            if item.get_closest_marker(name):
-                item.add_marker(pytest.mark.skip(reason=reason))
+        for item in items:
+            if item.get_closest_marker("gpu"):
+                item.add_marker(pytest.mark.skip(reason="no NVIDIA GPU on this machine"))
+
+
+def forks_ranks(item: pytest.Item) -> bool:
+    """Whether a test's module forks ranks from this process, which must then have no thread but one."""
+    module = getattr(item, "module", None)
+    return any(getattr(value, "__name__", "") == "run_ranks" for value in vars(module).values()) if module else False
+
+
+@pytest.fixture(scope="session")
+def docker_engine(request: pytest.FixtureRequest) -> Iterator[str]:
+    """The address of a Docker engine: the one that is there, or one of the tests' own, which ends with them."""
+    # Its client has threads, and a process that has had some is not forked any more.
+    items = request.session.items
+    first = next(number for number, item in enumerate(items) if item.get_closest_marker("docker"))
+    later = [item.nodeid for item in items[first:] if forks_ranks(item)]
+    assert not later, f"tests that fork ranks have to come before those that talk to Docker: {later[:3]}"
+    for address in (os.environ.get("DOCKER_HOST"), "unix:///run/docker.sock"):
+        if address and answers(address):
+            yield address
+            return
+    script, folder = REPO / ".ci" / "docker.sh", Path(tempfile.gettempdir()) / f"composer-engine.{os.getpid()}"
+    try:
+        yield start_engine(script, folder, request.config)
+    finally:
+        subprocess.run([script, "stop", folder], check=True, timeout=120)
+
+
+def start_engine(script: Path, folder: Path, config: pytest.Config) -> str:
+    """Start an engine, or skip and remember why, for the last lines of the session."""
+    try:
+        started = subprocess.run([script, "start", folder], capture_output=True, text=True, timeout=ENGINE_S)
+        said, code = (started.stderr.strip().splitlines() or ["it said nothing"])[-1], started.returncode
+    except subprocess.TimeoutExpired:
+        said, code = f"no Docker engine for tests: none was there after {ENGINE_S:g} s", 3
+    if code == 3:
+        config.stash[NO_ENGINE] = said
+        pytest.skip(said)
+    assert code == 0, said
+    return started.stdout.strip()
+
+
+def answers(address: str) -> bool:
+    """Whether an engine is there. Leaves no thread behind."""
+    import docker
+    from docker.errors import DockerException
+
+    try:
+        client = docker.APIClient(address, timeout=5)
+        client.ping()
+        client.close()
+    except (DockerException, OSError):
+        return False
+    return True
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Say in plain sight that the Docker backend went untested, and why."""
+    if said := config.stash.get(NO_ENGINE, ""):
+        terminalreporter.section("the Docker backend was NOT tested", yellow=True, bold=True)
+        terminalreporter.line(said)
+        terminalreporter.line("With an engine that this user may use: DOCKER_HOST=<its address> make test")
 
 
 def marked_processes() -> dict[int, str]:
@@ -95,12 +156,26 @@ def traces() -> set[str]:
     return found | {mount for mount in mounts if "/composer-" in mount}
 
 
+def runs_for_others(word: bytes, ours: set[int]) -> bool:
+    """Whether a process that this session did not start has the word in its command line."""
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            if int(folder.name) not in {*ours, os.getpid()} and word in (folder / "cmdline").read_bytes().split(b"\0"):
+                return True
+        except OSError:
+            continue
+    return False
+
+
 def used_by_others(trace: str, ours: set[int]) -> bool:
     """Whether a process that this session did not start owns, maps, opens or lives in `trace`: not ours then."""
-    owner = re.search(r"[.-](\d+)[.-]\w+$", trace)  # <name>.<pid>.<start time or a random word>
+    # <name>.<pid>.<start time or a random word>, or what lies below an engine's folder
+    owner = re.search(r"[.-](\d+)[.-]\w+$", trace) or re.search(r"/composer-\w+\.(\d+)(?:/|$)", trace)
     if owner and int(owner[1]) not in {*ours, os.getpid()} and start_time(int(owner[1])) is not None:
         return True
     if trace.startswith("/sys/fs/cgroup"):
+        if engine := re.search(r"/composer-engine-\d+", trace):
+            return runs_for_others(engine[0].encode(), ours)
         try:
             members = {int(line) for f in Path(trace).glob("**/cgroup.procs") for line in f.read_text().split()}
         except OSError:

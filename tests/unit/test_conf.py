@@ -11,6 +11,7 @@ from composer.plan import make_plan
 
 CONF = Path(__file__).parents[2] / "conf"
 OPTIONS = sorted(f"{p.parent.name}={p.stem}" for p in CONF.glob("*/*.yaml"))
+NESTED = sorted(f"{p.parent.relative_to(CONF)}={p.stem}" for p in CONF.glob("env/*/*.yaml"))
 GROUPS = {
     "model", "mix", "env", "algorithm", "parallel", "generator", "weight_sync", "launcher", "tracking", "evaluation",
     "experiment",
@@ -26,13 +27,20 @@ def test_the_groups() -> None:
         if p.is_file() and "__pycache__" not in p.parts
     )
     with HydraSession() as session:
-        assert set(session.groups()) == GROUPS
+        assert set(session.groups()) == GROUPS | {option.partition("=")[0] for option in NESTED}
 
 
 @pytest.mark.parametrize("option", OPTIONS)
 def test_every_option_composes(option: str) -> None:
     with HydraSession() as session:
         check_targets(session.compose([option]).config)
+
+
+@pytest.mark.parametrize("option", NESTED)
+@pytest.mark.parametrize("env", [o for o in OPTIONS if o.startswith("env=")])
+def test_every_part_of_an_env_composes_with_every_env(env: str, option: str) -> None:
+    with HydraSession() as session:
+        check_targets(session.compose([env, f"+{option}"]).config)
 
 
 @pytest.mark.parametrize("experiment", [o for o in OPTIONS if o.startswith("experiment=")])

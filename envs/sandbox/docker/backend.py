@@ -2,11 +2,12 @@
 
 What an image needs: /bin/sh, coreutils and tar, or busybox; bash is taken where there is one. What a sandbox is: one
 user that is not root, no capability and no way to one, the engine's seccomp profile, no network, a read-only root,
-and the limits of container.py. Nothing depends on the engine being on this machine: nothing is mounted from it, and no
-process is known by its number here.
+the limits of container.py, and the looks of a profile (prepared.py, scenery.py). Nothing depends on the engine being on
+this machine: nothing is mounted from it, and no process is known by its number here.
 
 What it does not protect against: holes in the engine's kernel, which all its containers share (an engine with another
-runtime, gVisor or Kata, has fewer); time spent; and being told apart from a real machine by a program that looks.
+runtime, gVisor or Kata, has fewer); time spent; and being told apart from a real machine by a program that looks
+closely: `composer audit` says by what.
 """
 
 from __future__ import annotations
@@ -18,18 +19,21 @@ import posixpath
 import re
 import uuid
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import docker
 
 from composer.contract import Finding, SandboxLimits, Snapshot
 from composer.errors import SandboxError, SandboxStartError
-from envs.sandbox.docker import checks, images, owner
+from envs.sandbox.docker import checks, images, owner, prepared, scenery
 from envs.sandbox.docker.container import Settings, check_limits, is_below
 from envs.sandbox.docker.engine import Engine, EngineRefusal
+from envs.sandbox.docker.once import Once
 from envs.sandbox.docker.sandbox import DockerSandbox
 from envs.sandbox.docker.snapshots import SnapshotStore
 from envs.sandbox.realism import audit as realism
+from envs.sandbox.realism.load import load_profile
 
 log = logging.getLogger(__name__)
 
@@ -55,10 +59,11 @@ class DockerBackend:
         run_label: str,
         image: str = "python:3.11",
         workdir: str = "/home/dev/project",
-        user: str = "dev",
-        hostname: str = "devbox",
+        user: str | None = None,
+        hostname: str | None = None,
         host: str | None = None,
         answer_s: float = 30.0,
+        profile: str = "developer",
     ) -> None:
         """Nothing is sent to the engine before the first sandbox starts.
 
@@ -67,10 +72,11 @@ class DockerBackend:
             image: what sandboxes start from where a task names nothing: an image's name, `dockerfile:<path>` or
                 `tarball:<path>` (a root file system); see images.py.
             workdir: absolute path in the sandbox in which commands start.
-            user: name of the sandbox's user.
-            hostname: of the sandbox.
+            user: name of the sandbox's user; None: the profile's.
+            hostname: of the sandbox; None: the profile's.
             host: the engine's address, unix:// or tcp://; None: `DOCKER_HOST`, or the default socket.
             answer_s: seconds in which the engine has to answer.
+            profile: what sandboxes look like (realism/profiles): `developer`, `plain`, or a YAML file of your own.
 
         Raises:
             ValueError: an argument cannot be what it names.
@@ -79,25 +85,28 @@ class DockerBackend:
             raise ValueError(f"workdir={workdir!r}: must be an absolute path without '..' and blanks, other than '/'")
         if any(is_below(workdir, folder) for folder in _SYSTEM):
             raise ValueError(f"workdir={workdir!r}: must lie outside {', '.join(_SYSTEM)}")
-        for name, value in (("user", user), ("hostname", hostname)):
+        looks = load_profile(profile, user=user, hostname=hostname)
+        for name, value in (("user", looks.user), ("hostname", looks.hostname)):
             if not value.isascii() or not value.replace("-", "").replace("_", "").isalnum():
                 raise ValueError(f"{name}={value!r}: must be letters, digits, '-' and '_'")
-        if user == "root":
+        if looks.user == "root":
             raise ValueError("user='root': the sandbox's user must be another")
         if not image:
             raise ValueError("image='': name an image, dockerfile:<path> or tarball:<path>")
         if not answer_s > 0:
             raise ValueError(f"answer_s={answer_s}: must be above 0")
         self.run_label, self.image = run_label, image
-        self._settings = Settings(posixpath.normpath(workdir), user, hostname)
+        self.profile = profile
+        self._settings = Settings(posixpath.normpath(workdir), looks)
         self._engine = Engine(host, answer_s)
         self._id = uuid.uuid4().hex
         self._numbers = itertools.count(1)
         self._sandboxes: dict[str, DockerSandbox] = {}
         self._starting: set[asyncio.Task[DockerSandbox]] = set()
         self._snapshots = SnapshotStore()
-        self._prepared: dict[str, tuple[str, list[str]]] = {}
-        self._preparing: dict[str, asyncio.Task[tuple[str, list[str]]]] = {}
+        self._prepared: Once[str, tuple[str, list[str]]] = Once()
+        self._kept: Once[SandboxLimits, None] = Once()
+        """Limits that the engine was seen to keep, for a profile that hides them."""
         self._is_checked = False
 
     async def start(
@@ -135,14 +144,40 @@ class DockerBackend:
         self, files: Mapping[str, bytes], limits: SandboxLimits, image: str, base: Snapshot | None
     ) -> DockerSandbox:
         image = (base.image if base is not None else image) or self.image
+        try:
+            return await self._start_from(image, files, limits, base)
+        except EngineRefusal as e:
+            if e.status != 404:
+                raise
+            # Somebody has removed the image, or the container before it ran, as `docker system prune` does.
+            log.info("starting once more: %s", e)
+            self._prepared.forget(image)
+        return await self._start_from(image, files, limits, base)
+
+    async def _start_from(
+        self, image: str, files: Mapping[str, bytes], limits: SandboxLimits, base: Snapshot | None
+    ) -> DockerSandbox:
         name, skeleton = await self._prepare(image)
+        if self._settings.hides_groups:
+            await self._kept.get(limits, lambda: self._start_twin(image, name, limits))
+        sandbox = self._new(image, self._settings, limits)
+        await self._begin(sandbox, name, skeleton, base, files)
+        return sandbox
+
+    async def _start_twin(self, image: str, name: str, limits: SandboxLimits) -> None:
+        """See in a container that hides nothing whether the engine keeps these limits."""
+        twin = self._new(image, replace(self._settings, is_twin=True), limits)
+        await self._begin(twin, name, [], None, {})
+        await twin.stop()
+
+    def _new(self, image: str, settings: Settings, limits: SandboxLimits) -> DockerSandbox:
         number = f"{next(self._numbers):05d}"
         label = re.sub(r"[^A-Za-z0-9_-]", "-", self.run_label)[:40] or "run"
         sandbox = DockerSandbox(
             f"{self.run_label}/{number}",
             f"composer-{label}-{self._id[:8]}-{number}",
             image,
-            self._settings,
+            settings,
             limits,
             self._engine,
             self._snapshots,
@@ -150,16 +185,23 @@ class DockerBackend:
             self._forget,
         )
         self._sandboxes[sandbox.name] = sandbox
+        return sandbox
+
+    async def _begin(
+        self,
+        sandbox: DockerSandbox,
+        name: str,
+        skeleton: list[str],
+        base: Snapshot | None,
+        files: Mapping[str, bytes],
+    ) -> None:
         labels = owner.labels(self.run_label, self._id)
         try:
             archive = self._snapshots.open(base) if base is not None else None
-            await sandbox.begin(name, images.skeleton_command(skeleton), labels, archive, files)
-        except BaseException as e:
+            await sandbox.begin(name, prepared.skeleton_command(skeleton), labels, archive, files)
+        except BaseException:
             await sandbox.stop()
-            if isinstance(e, EngineRefusal) and e.status == 404:
-                self._prepared.pop(image, None)  # somebody has removed it
             raise
-        return sandbox
 
     def _forget(self, name: str) -> None:
         self._sandboxes.pop(name, None)
@@ -172,15 +214,7 @@ class DockerBackend:
             version, info = await self._engine.call("describe itself", lambda client: (client.version(), client.info()))
             checks.refuse(version, info)
             self._is_checked = True
-        if image not in self._prepared:
-            task = self._preparing.get(image)
-            if task is None:
-                task = self._preparing[image] = asyncio.ensure_future(self._prepare_now(image))
-                task.add_done_callback(lambda done: self._preparing.pop(image, None))
-                # All who wait for it may be cancelled.
-                task.add_done_callback(lambda done: done.cancelled() or done.exception())
-            self._prepared[image] = await asyncio.shield(task)
-        return self._prepared[image]
+        return await self._prepared.get(image, lambda: self._prepare_now(image))
 
     async def _prepare_now(self, image: str) -> tuple[str, list[str]]:
         def prepare(client: docker.APIClient) -> tuple[str, list[str]]:
@@ -197,7 +231,7 @@ class DockerBackend:
         """
         sandbox = await self.start({}, SandboxLimits())
         try:
-            return await realism.audit(sandbox)
+            return await realism.audit(sandbox, scenery.REMEDIES)
         finally:
             await sandbox.stop()
 
@@ -217,7 +251,7 @@ class DockerBackend:
             OSError: the file cannot be read, or there is no room.
             SandboxError: it is no snapshot of such a backend.
         """
-        known = {self.image, *self._prepared}
+        known = {self.image, *self._prepared.keys()}
         return await asyncio.to_thread(self._snapshots.load, path, self._settings.kept_places, known)
 
     async def drop(self, snapshot: Snapshot) -> None:
@@ -236,6 +270,7 @@ class DockerBackend:
         self._snapshots.clear()
         self._engine.close()
         self._prepared.clear()
+        self._kept.clear()
         self._is_checked = False
 
     def check(self) -> list[Finding]:
@@ -257,9 +292,10 @@ class DockerBackend:
             self.image,
             settings.workdir,
             settings.user,
-            settings.hostname,
+            settings.profile.hostname,
             self._engine.address,
             self._engine.answer_s,
+            self.profile,
         )
         try:
             sandbox = await trial.start({}, SandboxLimits())

@@ -1,4 +1,4 @@
-"""What a container is made with, and whether the engine has done so: a limit that is not there stops the start.
+"""What a container is made with. Whether the engine has done so is seen in verify.py.
 
     memory_bytes    control group of the container, its files in memory included; swap none
     num_processes   control group; the backend's own come on top, with room for what the engine starts a program by
@@ -6,7 +6,7 @@
     disk_bytes      the sizes of the places that can be written to, which add up to it
     cpu_seconds     RLIMIT_CPU of every process
     lifetime_s      the container's first process, which sleeps for so long and ends it, whoever has forgotten it
-    exec_timeout_s, output_bytes    sandbox.py
+    exec_timeout_s, output_bytes    commands.py
 
 The image's own file system is read-only, and what can be written to are file systems in memory (tmpfs): the home
 directory with the working directory, /tmp and /dev/shm. Most engines (overlay2 on ext4) cannot bound a writable layer
@@ -22,25 +22,25 @@ from __future__ import annotations
 
 import math
 import posixpath
-import re
 from dataclasses import dataclass
-from typing import Any
 
 import docker
 from docker.types import Ulimit
 
 from composer.contract import SandboxLimits
 from composer.errors import SandboxStartError
+from envs.sandbox.docker import scenery
+from envs.sandbox.realism.profile import Profile
 
 UID = 1000
 OVERHEAD_PROCESSES = 4
 """The first process, the sleeping one, the control shell and the helper shell."""
 _EXEC_PROCESSES = 8
 """Threads of the engine's own that are in the container while it starts a program there."""
-_OPEN_FILES = 1024
+OPEN_FILES = 1024
 _LEAST_MEMORY_BYTES = 32 * 2**20
 _LEAST_DISK_BYTES = 2**20
-_PAGE_BYTES = 4096
+PAGE_BYTES = 4096
 _SHARED_MEMORY = "/dev/shm"
 _TMP = "/tmp"
 
@@ -50,8 +50,19 @@ class Settings:
     """What all sandboxes of a backend have in common."""
 
     workdir: str
-    user: str
-    hostname: str
+    profile: Profile
+    is_twin: bool = False
+    """Its control groups are to be seen, whatever the profile hides."""
+
+    @property
+    def hides_groups(self) -> bool:
+        """Whether /sys is the profile's, so that the control groups are out of sight."""
+        return not self.is_twin and scenery.covers_sys(self.profile)
+
+    @property
+    def user(self) -> str:
+        """Its name."""
+        return self.profile.user
 
     @property
     def home(self) -> str:
@@ -69,7 +80,7 @@ class Settings:
         else:
             sizes = {self.workdir: rest - disk_bytes // 8, self.home: disk_bytes // 8}
         sizes |= {_TMP: tmp, _SHARED_MEMORY: shared}
-        return {place: size // _PAGE_BYTES * _PAGE_BYTES for place, size in sizes.items()}
+        return {place: size // PAGE_BYTES * PAGE_BYTES for place, size in sizes.items()}
 
     @property
     def kept_places(self) -> list[str]:
@@ -79,7 +90,12 @@ class Settings:
     @property
     def environment(self) -> dict[str, str]:
         """Variables on top of the image's."""
-        return {"HOME": self.home, "USER": self.user, "LOGNAME": self.user, "TERM": "dumb"}
+        named = {"HOME": self.home, "USER": self.user, "LOGNAME": self.user, "TERM": self.profile.term}
+        return named | {"LANG": self.profile.locale}
+
+    def num_pids(self, limits: SandboxLimits) -> int:
+        """Processes that the container may have, the backend's own among them."""
+        return limits.num_processes + OVERHEAD_PROCESSES + _EXEC_PROCESSES + len(self.profile.processes)
 
 
 def is_below(path: str, folder: str) -> bool:
@@ -122,39 +138,42 @@ def create(
         "fsize": (limits.file_bytes, limits.file_bytes),
         # At the first a program gets SIGXCPU, which it may catch; a second later comes SIGKILL.
         "cpu": (limits.cpu_seconds, limits.cpu_seconds + 1),
-        "nofile": (_OPEN_FILES, _OPEN_FILES),
+        "nofile": (OPEN_FILES, OPEN_FILES),
     }
     places = settings.places(limits.disk_bytes)
     shared = places.pop(_SHARED_MEMORY)
     options = f"rw,exec,nosuid,nodev,uid={UID},gid={UID}"
     modes = {_TMP: "1777"}
+    tmpfs = {
+        place: f"{options},mode={modes.get(place, '0755')},size={size},nr_inodes={size // PAGE_BYTES}"
+        for place, size in places.items()
+    }
     host_config = client.create_host_config(
         network_mode="none",
         ipc_mode="private",
         cgroupns="private",
         read_only=True,
-        init=True,
         auto_remove=True,
         cap_drop=["ALL"],
         cap_add=["KILL"],
         security_opt=["no-new-privileges:true"],
         mem_limit=limits.memory_bytes,
         memswap_limit=limits.memory_bytes,
-        pids_limit=limits.num_processes + OVERHEAD_PROCESSES + _EXEC_PROCESSES,
+        pids_limit=settings.num_pids(limits),
         ulimits=[Ulimit(name=name, soft=soft, hard=hard) for name, (soft, hard) in rlimits.items()],
-        tmpfs={
-            place: f"{options},mode={modes.get(place, '0755')},size={size},nr_inodes={size // _PAGE_BYTES}"
-            for place, size in places.items()
-        },
+        tmpfs=tmpfs | (scenery.TMPFS if settings.hides_groups else {}),
+        # Otherwise the engine's own name servers and domains would be seen.
+        dns=["127.0.0.53"],
+        dns_search=["."],
         shm_size=shared,
         log_config={"Type": "none"},
     )
     made = client.create_container(
         image,
-        entrypoint=["/bin/sh", "-c"],
-        command=[f'exec "$(command -v sleep)" {math.ceil(limits.lifetime_s)}'],
+        entrypoint=[scenery.first_program(settings.profile)],
+        command=scenery.first_arguments(math.ceil(limits.lifetime_s)),
         name=name,
-        hostname=settings.hostname,
+        hostname=settings.profile.hostname,
         user="0:0",
         working_dir="/",
         environment=settings.environment,
@@ -164,125 +183,3 @@ def create(
         use_config_proxy=False,
     )
     return list(made.get("Warnings") or [])
-
-
-def check_container(inspected: dict[str, Any], settings: Settings, limits: SandboxLimits) -> None:
-    """Compare what the engine says of a running container with what was asked for.
-
-    Raises:
-        SandboxStartError: something is missing.
-    """
-    config = inspected["HostConfig"]
-    wanted = {
-        "NetworkMode": "none",
-        "ReadonlyRootfs": True,
-        "Memory": limits.memory_bytes,
-        "PidsLimit": limits.num_processes + OVERHEAD_PROCESSES + _EXEC_PROCESSES,
-        "CgroupnsMode": "private",
-        "Privileged": False,
-    }
-    for key, value in wanted.items():
-        if config.get(key) != value:
-            raise SandboxStartError(
-                f"the Docker engine did not keep to {key}={value}: the container has {config.get(key)}"
-            )
-    if config.get("CapDrop") != ["ALL"] or not any("no-new-privileges" in o for o in config.get("SecurityOpt") or []):
-        raise SandboxStartError("the Docker engine did not take the container's privileges away")
-    volumes = [mount["Destination"] for mount in inspected.get("Mounts") or [] if mount.get("Type") != "tmpfs"]
-    if volumes:
-        raise SandboxStartError(
-            f"the image declares VOLUME {' '.join(volumes)}, which nothing bounds: build it without"
-        )
-
-
-INSIDE = rb"""
-cat /proc/self/status; echo ==
-cat /proc/self/limits; echo ==
-cat /proc/self/mounts; echo ==
-cat /proc/net/dev; echo ==
-for f in memory.max memory.swap.max pids.max \
-    memory/memory.limit_in_bytes memory/memory.memsw.limit_in_bytes pids/pids.max
-do [ -r /sys/fs/cgroup/$f ] && echo "$f $(cat /sys/fs/cgroup/$f)"; done
-while read -r n v u; do [ "$n" = SwapTotal: ] && echo "$n $v"; done </proc/meminfo
-command -v tar >/dev/null && command -v dd >/dev/null && command -v head >/dev/null && echo tools yes
-command -v bash >/dev/null && echo bash yes
-"""
-"""Run by the sandbox's user before anything else, it shows what holds for him."""
-
-
-def check_inside(shown: bytes, settings: Settings, limits: SandboxLimits) -> bool:
-    """Compare what `INSIDE` printed with what was asked for.
-
-    Returns:
-        Whether there is a bash.
-
-    Raises:
-        SandboxStartError: a limit does not hold in the container, or its image lacks a program.
-    """
-    parts = shown.decode(errors="replace").split("==\n")
-    if len(parts) != 5:
-        raise SandboxStartError(f"the container does not show its limits: {shown[-200:]!r}")
-    status, rlimits, mounts, network, rest = parts
-    values = dict(line.split(None, 1) for line in rest.splitlines() if " " in line)
-    if values.get("tools") != "yes":
-        raise SandboxStartError("the image lacks tar, dd or head: take one with coreutils and tar, or with busybox")
-    _check_status(dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line))
-    for title, value in (
-        ("Max file size", limits.file_bytes),
-        ("Max cpu time", limits.cpu_seconds),
-        ("Max open files", _OPEN_FILES),
-    ):
-        found = re.search(rf"^{title} +(\S+)", rlimits, re.MULTILINE)
-        _expect(title, found and found[1], str(value))
-    # Kept in whole pages.
-    memory = str(limits.memory_bytes // _PAGE_BYTES * _PAGE_BYTES)
-    processes = str(limits.num_processes + OVERHEAD_PROCESSES + _EXEC_PROCESSES)
-    has_swap = values.get("SwapTotal:", "1").split()[0] != "0"
-    if "memory.max" in values:
-        _expect("memory.max", values["memory.max"], memory)
-        _expect("pids.max", values.get("pids.max"), processes)
-        if has_swap or "memory.swap.max" in values:
-            _expect("memory.swap.max", values.get("memory.swap.max"), "0")
-    else:
-        _expect("memory.limit_in_bytes", values.get("memory/memory.limit_in_bytes"), memory)
-        _expect("pids.max", values.get("pids/pids.max"), processes)
-        if has_swap or "memory/memory.memsw.limit_in_bytes" in values:
-            _expect("memory.memsw.limit_in_bytes", values.get("memory/memory.memsw.limit_in_bytes"), memory)
-    _check_mounts(mounts, settings.places(limits.disk_bytes))
-    interfaces = [line.split(":")[0].strip() for line in network.splitlines()[2:]]
-    if interfaces not in ([], ["lo"]):
-        raise SandboxStartError(f"the container has a network: {', '.join(interfaces)}")
-    return values.get("bash") == "yes"
-
-
-def _expect(name: str, found: str | None, wanted: str) -> None:
-    if found is None or found.strip() != wanted:
-        raise SandboxStartError(
-            f"the limit {name}={wanted} does not hold in the container, which has {found}: "
-            "does the engine's kernel have the control groups memory and pids, with swap accounting?"
-        )
-
-
-def _check_status(status: dict[str, str]) -> None:
-    if status.get("Uid", "").split() != [str(UID)] * 4:
-        raise SandboxStartError(f"the sandbox's user is not {UID} in the container: {status.get('Uid')}")
-    for name in ("CapPrm", "CapEff", "CapAmb"):
-        if int(status.get(name, "1"), 16) != 0:
-            raise SandboxStartError(f"the sandbox's user has capabilities in the container: {name} {status.get(name)}")
-    if status.get("NoNewPrivs", "").strip() != "1":
-        raise SandboxStartError("the sandbox's user can gain privileges in the container")
-    if status.get("Seccomp", "").strip() != "2":
-        raise SandboxStartError("no seccomp filter holds in the container: start the engine with its default profile")
-
-
-def _check_mounts(mounts: str, places: dict[str, int]) -> None:
-    found = {}
-    for line in mounts.splitlines():
-        _, place, kind, options, *_ = line.split(" ")
-        found[place] = (kind, options.split(","))
-    if "ro" not in found.get("/", ("", ["rw"]))[1]:
-        raise SandboxStartError("the container's root directory can be written to")
-    for place, size in places.items():
-        kind, options = found.get(place, ("", []))
-        if kind != "tmpfs" or f"size={size // 1024}k" not in options:
-            raise SandboxStartError(f"the limit disk_bytes does not hold in the container: {place} is {kind} {options}")

@@ -4,24 +4,18 @@
     dockerfile:<path>       built once, with the Dockerfile's folder as context
     tarball:<path>          a root file system, imported once
 
-What is built or imported is tagged with a hash of what went into it. From any of them one more image is made, which
-has the sandbox's user and, since file systems in memory will cover them, a copy of what the image holds in the places
-that can be written to. These images stay: the next run finds them. They bear the label `composer.kind=image`
-(`docker image prune --all --filter label=composer.kind=image` removes those that nothing uses).
+What is built or imported is tagged with a hash of what went into it. From any of them one more image is made, from
+which sandboxes start (prepared.py). These images stay: the next run finds them. They bear the label
+`composer.kind=image` (`docker image prune --all --filter label=composer.kind=image` removes those that nothing uses).
 """
 
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 import logging
 import os
-import posixpath
-import tarfile
-import tempfile
 import threading
-import uuid
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -31,17 +25,14 @@ import docker.errors
 from docker.utils.build import exclude_paths
 
 from composer.errors import SandboxStartError
-from envs.sandbox.docker import owner
-from envs.sandbox.docker.container import UID, Settings
+from envs.sandbox.docker import owner, prepared
+from envs.sandbox.docker.container import Settings
 
 log = logging.getLogger(__name__)
 
 DOCKERFILE, TARBALL = "dockerfile:", "tarball:"
-SKELETON = "/usr/share/composer-skeleton"
-"""Where a prepared image keeps what it held in the places that can be written to: one numbered folder for each."""
 _REPOSITORY = "composer-image"
-_PREPARED = "composer-sandbox"
-_FORMAT = "1"
+_FORMAT = "2"
 """Of prepared images; another makes them anew."""
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _LOCK = threading.Lock()
@@ -60,20 +51,13 @@ def prepare(client: docker.APIClient, image: str, settings: Settings) -> tuple[s
     """
     with _LOCK:
         base = _base(client, image)
-        key = [_FORMAT, base["Id"], settings.workdir, settings.user, str(UID)]
-        name = f"{_PREPARED}:{_digest(json.dumps(key).encode())}"
+        key = [_FORMAT, base["Id"], *prepared.describe(settings.profile, settings)]
+        name = f"{prepared.NAME}:{_digest(json.dumps(key).encode())}"
         found = _inspect(client, name)
         if found is None:
-            _make(client, base, name, settings)
+            prepared.make(client, base, name, settings)
             found = client.inspect_image(name)
-    return name, json.loads((found["Config"].get("Labels") or {}).get("composer.skeleton", "[]"))
-
-
-def skeleton_command(places: list[str]) -> bytes:
-    """A command that fills the places from the skeleton."""
-    return b"\n".join(
-        f"cp -a {SKELETON}/{number}/. '{place}/' || exit 1".encode() for number, place in enumerate(places)
-    )
+    return name, prepared.places_of(found)
 
 
 def is_there(client: docker.APIClient, image: str) -> bool:
@@ -194,105 +178,3 @@ def _context_digest(context: Path, dockerfile: str) -> str:
 
 def _digest(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()[:32]
-
-
-def _make(client: docker.APIClient, base: dict[str, Any], name: str, settings: Settings) -> None:
-    """Add to an image, in a container of it that never runs, and keep the result."""
-    config = base.get("Config") or {}
-    if volumes := sorted(config.get("Volumes") or {}):
-        raise SandboxStartError(
-            f"an image that declares VOLUME {' '.join(volumes)} cannot be used, since nothing bounds what is written "
-            "there: build it without"
-        )
-    labels = owner.labels("prepare", "") | {owner.KIND: owner.SANDBOX}
-    container = client.create_container(
-        base["Id"],
-        entrypoint=["/bin/sh"],
-        command=["-c", ":"],
-        labels=labels,
-        name=f"{_PREPARED}-{uuid.uuid4().hex[:12]}",
-        use_config_proxy=False,
-        host_config=client.create_host_config(network_mode="none"),
-    )["Id"]
-    try:
-        with tempfile.TemporaryFile() as file:
-            with tarfile.open(fileobj=file, mode="w", format=tarfile.GNU_FORMAT) as tar:
-                _add_user(client, container, tar, settings)
-                places = _add_skeleton(client, container, tar, settings)
-            file.seek(0)
-            if not client.put_archive(container, "/", file):
-                raise SandboxStartError(f"the user of sandboxes cannot be added to image {base['Id']}")
-        changes = [f"LABEL {owner.KIND}={owner.IMAGE}", f"LABEL composer.skeleton={json.dumps(json.dumps(places))}"]
-        repository, tag = name.split(":")
-        # Labels of the container would be the image's too, and its owner is soon gone.
-        changes += [f"LABEL {key}=" for key in labels if key != owner.KIND]
-        client.commit(container, repository, tag, changes=changes)
-    finally:
-        owner.remove(client, container)
-
-
-def _add_user(client: docker.APIClient, container: str, tar: tarfile.TarFile, settings: Settings) -> None:
-    shell = "/bin/bash" if _read(client, container, "/bin/bash") is not None else "/bin/sh"
-    user = settings.user
-    for path, line in (
-        ("/etc/passwd", f"{user}:x:{UID}:{UID}::{settings.home}:{shell}"),
-        ("/etc/group", f"{user}:x:{UID}:"),
-    ):
-        there = (_read(client, container, path) or b"").decode(errors="surrogateescape").splitlines()
-        others = [other for other in there if other.split(":")[0] != user and other.split(":")[2:3] != [str(UID)]]
-        content = "".join(f"{one}\n" for one in [*others, line]).encode(errors="surrogateescape")
-        info = tarfile.TarInfo(path.strip("/"))
-        info.size, info.mode = len(content), 0o644
-        tar.addfile(info, io.BytesIO(content))
-
-
-def _add_skeleton(client: docker.APIClient, container: str, tar: tarfile.TarFile, settings: Settings) -> list[str]:
-    """Copy what the image holds in the places that will be covered, as the user's own."""
-    places = []
-    for place in settings.kept_places:
-        # What lies in /tmp of an image was left there by its making.
-        if place == "/tmp" or not _copy(client, container, place, f"{SKELETON}/{len(places)}", tar):
-            continue
-        places.append(place)
-    return places
-
-
-def _copy(client: docker.APIClient, container: str, place: str, target: str, tar: tarfile.TarFile) -> bool:
-    """Add a folder of the container under another name; false if it is empty or not there."""
-    with tempfile.TemporaryFile() as file:
-        try:
-            chunks, _ = client.get_archive(container, place)
-        except docker.errors.NotFound:
-            return False
-        for chunk in chunks:
-            file.write(chunk)
-        file.seek(0)
-        top, num_entries = posixpath.basename(place), 0
-        with tarfile.open(fileobj=file, mode="r") as source:
-            for info in source:
-                rest = info.name.partition("/")[2] if info.name.partition("/")[0] == top else None
-                if rest is None or not (info.isreg() or info.isdir() or info.issym() or info.islnk()):
-                    continue
-                if info.islnk():
-                    info.linkname = f"{target}/{info.linkname.partition('/')[2]}".strip("/")
-                num_entries += bool(rest)
-                info.name = f"{target}/{rest}".strip("/")
-                info.uid = info.gid = UID
-                info.uname = info.gname = ""
-                info.mode &= 0o777
-                info.pax_headers = {}
-                tar.addfile(info, source.extractfile(info) if info.isreg() else None)
-        return num_entries > 0
-
-
-def _read(client: docker.APIClient, container: str, path: str) -> bytes | None:
-    """A small file of a container that never ran."""
-    try:
-        chunks, _ = client.get_archive(container, path)
-    except docker.errors.NotFound:
-        return None
-    with tarfile.open(fileobj=io.BytesIO(b"".join(chunks))) as tar:
-        for info in tar:
-            part = tar.extractfile(info) if info.isreg() else None
-            return part.read() if part is not None else b""
-    return b""

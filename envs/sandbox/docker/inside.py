@@ -35,6 +35,7 @@ KILLED = 137
 
 _NUM_LOOKS = 100
 _NO_FORK = re.compile(rb"[Cc]an(no|')t fork|fork: |Resource temporarily unavailable")
+_FIRST = b"IFS= read -r n </proc/1/comm; printf '%s\\n' \"$n\"; "
 _PROCESSES = b"printf '%s ' /proc/[0-9]*"
 _KILL = b"""\
 k=" $$ %b "; s=' '; n=1; i=0
@@ -105,20 +106,24 @@ class Inside:
         """The container's lifetime begins."""
         self._dies_at = time.monotonic() + math.ceil(self._lifetime_s)
 
-    async def begin(self) -> None:
+    async def begin(self, first_process: str) -> None:
         """Open the control shell, before anything else runs in the container.
+
+        Args:
+            first_process: what the first process calls itself when everything is there.
 
         Raises:
             SandboxError: the engine does not answer, or the container has ended.
         """
         for _ in range(_NUM_LOOKS):
-            listed = await self.ask_control(_PROCESSES + b"; printf ' -%s' $$")
-            *numbers, control = re.findall(rb"\d+", listed)
+            listed = await self.ask_control(_FIRST + _PROCESSES + b"; printf ' -%s' $$")
+            first, _, rest = listed.partition(b"\n")
+            *numbers, control = re.findall(rb"\d+", rest)
             self._own = {int(number) for number in numbers} - {int(control)}
-            if len(self._own) > 1:  # the first process, and the sleeping one that it starts
+            if first == first_process.encode():
                 return
             await asyncio.sleep(0.02)
-        raise await self.loss("its first process starts no other")
+        raise await self.loss("its first process does not get ready")
 
     def close(self) -> None:
         """Hang up; whoever waits for an answer is woken."""

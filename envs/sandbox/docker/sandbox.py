@@ -1,4 +1,4 @@
-"""One running container, as its owner holds it: the commands of the model and of graders, files, snapshots."""
+"""One running container, as its owner holds it: from its start to its removal, one call at a time."""
 
 from __future__ import annotations
 
@@ -19,26 +19,17 @@ import docker
 from composer.contract import ExecResult, SandboxLimits, SandboxStats, Snapshot
 from composer.errors import SandboxError, SandboxStartError
 from envs.sandbox.docker import container as containers
-from envs.sandbox.docker import files, owner
+from envs.sandbox.docker import files, owner, scenery, usage, verify
+from envs.sandbox.docker.commands import Commands, shown
 from envs.sandbox.docker.container import Settings
 from envs.sandbox.docker.engine import Engine, EngineRefusal
-from envs.sandbox.docker.execution import Execution, unsayable
-from envs.sandbox.docker.inside import ANSWER_S, ARCHIVE_S, KILLED, USER, Inside, NotStartedError, no_program
-from envs.sandbox.docker.shell import Ended, PersistentShell, ShellEndedError, quoted
+from envs.sandbox.docker.execution import unsayable
+from envs.sandbox.docker.inside import ARCHIVE_S, Inside
 from envs.sandbox.docker.snapshots import SnapshotStore
-from envs.sandbox.programs import TIMED_OUT, OutputBuffer
 
 log = logging.getLogger(__name__)
 
-_KILLED_S = 5.0
-"""For what was killed to have ended."""
 _REMOVED_S = 60.0
-_USAGE = b"""\
-for f in memory.peak memory/memory.max_usage_in_bytes memory.current cpuacct/cpuacct.usage; do
-    [ -r "/sys/fs/cgroup/$f" ] && read -r v <"/sys/fs/cgroup/$f" && printf '%s %s\\n' "$f" "$v"
-done
-[ -r /sys/fs/cgroup/cpu.stat ] && while read -r n v; do printf '%s %s\\n' "$n" "$v"; done </sys/fs/cgroup/cpu.stat
-set -- /proc/[0-9]*; printf 'processes %s\\n' $#"""
 
 
 class DockerSandbox:
@@ -73,9 +64,10 @@ class DockerSandbox:
         self._image, self._settings, self._limits = image, settings, limits
         self._engine, self._snapshots, self._fork, self._on_stopped = engine, snapshots, fork, on_stopped
         self._inside = Inside(id, name, engine, limits.lifetime_s)
+        self._commands = Commands(self._inside, engine, limits, settings.workdir)
         self._lock = asyncio.Lock()
-        self._shell: PersistentShell | None = None
-        self._directory = os.fsencode(settings.workdir)
+        self._most_memory = 0
+        self._is_given_up = False
         self._lost = ""
         self._creating: asyncio.Future[tuple[list[str], dict[str, Any]]] | None = None
         self._stopping: asyncio.Task[None] | None = None
@@ -104,25 +96,31 @@ class DockerSandbox:
 
         def start(client: docker.APIClient) -> tuple[list[str], dict[str, Any]]:
             warnings = containers.create(client, prepared, self.name, self._settings, self._limits, labels)
-            client.start(self.name)
+            if not self._is_given_up:
+                client.start(self.name)
+            if self._is_given_up:  # and nobody is there any more to remove it
+                owner.remove(client, self.name)
             return warnings, client.inspect_container(self.name)
 
         self._inside.is_starting()
         # What a thread has begun goes on; `_stop` waits for it.
         self._creating = asyncio.ensure_future(self._engine.call("start a container", start, 3 * self._engine.answer_s))
+        # Nobody may wait for it any more when it fails.
+        self._creating.add_done_callback(lambda done: done.cancelled() or done.exception())
         warnings, inspected = await asyncio.shield(self._creating)
         for warning in warnings:
             log.debug("container %s: %s", self.name, warning)
-        containers.check_container(inspected, self._settings, self._limits)
-        await self._inside.begin()
-        _, shown = await self._inside.ask(containers.INSIDE)
-        self._inside.has_bash = containers.check_inside(shown, self._settings, self._limits)
+        verify.check_container(inspected, self._settings, self._limits)
+        await self._inside.begin(scenery.name_of_first(self._settings.profile))
+        _, said = await self._inside.ask(verify.INSIDE)
+        swap = inspected["HostConfig"].get("MemorySwap")
+        self._inside.has_bash = verify.check_inside(said, self._settings, self._limits, swap)
         if base is not None:
             await self._unpack(*base)
         elif skeleton:
             code, said = await self._inside.ask(skeleton, timeout_s=ARCHIVE_S)
             if code:
-                raise SandboxStartError(f"what the image holds in its working directory does not fit: {_shown(said)}")
+                raise SandboxStartError(f"what the image holds in its working directory does not fit: {shown(said)}")
         await self._unpack(*await asyncio.to_thread(files.archive, contents, self.workdir))
 
     async def _unpack(self, file: BinaryIO, size: int) -> None:
@@ -153,60 +151,7 @@ class DockerSandbox:
             self._check()
             return ExecResult(2, b"bash: a command cannot contain a NUL byte\n")
         async with self._turn("shell"):
-            shell = await self._usable_shell()
-            began = time.monotonic()
-            deadline = began + (self._limits.exec_timeout_s if timeout_s is None else timeout_s)
-            output = OutputBuffer(self._limits.output_bytes)
-            timed_out = False
-            try:
-                ended = await shell.run(data, output.add, deadline)
-            except TimeoutError:
-                timed_out = True
-                ended = await self._end_shell(shell, output, True)
-            except ShellEndedError:
-                ended = await self._end_shell(shell, output, False)
-            self._directory = ended.directory
-            return ExecResult(ended.exit_code, output.value(), timed_out, output.truncated, time.monotonic() - began)
-
-    async def _usable_shell(self) -> PersistentShell:
-        if self._shell is not None and not await self._shell.is_usable():
-            self._shell.stream.close()
-            self._shell = None
-        if self._shell is not None:
-            return self._shell
-        # The engine cannot start it there: the directory may be gone, and its name be no text.
-        where = b"cd -- %b || cd -- %b" % (quoted(self._directory), quoted(self.workdir))
-        for _ in range(2):
-            shell = await self._inside.persistently(lambda: self._inside.open_shell(USER, report=True))
-            try:
-                await shell.run(where, len, time.monotonic() + ANSWER_S)
-            except (ShellEndedError, TimeoutError):
-                shell.stream.close()
-                await self._inside.kill(set())  # what may have been in its way
-            else:
-                self._shell = shell
-                return shell
-        raise await self._inside.loss("its shell does not start")
-
-    async def _end_shell(self, shell: PersistentShell, output: OutputBuffer, is_late: bool) -> Ended:
-        """Collect a shell that has ended, or has to. Its successor starts in the directory of the last command."""
-        self._shell = None
-        running = Execution(self._engine, shell.stream, output, 0.0)
-        # What earlier commands left running stays, as after Ctrl-C in a terminal.
-        earlier = set(shell.processes[1:]) - set(shell.processes[:1])
-        if is_late:
-            await self._inside.kill(earlier)
-        code = await self._end_of(running)
-        if code is None:
-            await self._inside.kill(earlier)
-            code = await self._end_of(running)
-        await running.last_words()
-        shell.stream.close()
-        if code is None:
-            raise await self._inside.loss("a shell of it would not end")
-        if code == KILLED:
-            await self._inside.ask_control(b":")  # or the kernel has killed it with everything else
-        return Ended(TIMED_OUT if is_late else code, self._directory)
+            return await self._commands.in_shell(data, timeout_s)
 
     async def exec(
         self,
@@ -230,72 +175,9 @@ class DockerSandbox:
                 self._check()
                 return ExecResult(126, f"{reason}\n".encode())
             async with self._turn("exec"):
-                return await self._exec(argv, stdin, env or {}, timeout_s, channel)
-
-    async def _exec(
-        self, argv: Sequence[str], stdin: bytes, env: Mapping[str, str], timeout_s: float | None, channel: socket | None
-    ) -> ExecResult:
-        began = time.monotonic()
-        if channel is not None:
-            channel.setblocking(False)
-        output = OutputBuffer(self._limits.output_bytes)
-        for _ in range(2):
-            before = await self._inside.processes()
-            deadline = time.monotonic() + (self._limits.exec_timeout_s if timeout_s is None else timeout_s)
-            output = OutputBuffer(self._limits.output_bytes)
-            try:
-                stream = await self._inside.persistently(
-                    lambda: self._engine.open(
-                        self.name,
-                        argv,
-                        user=USER,
-                        stdin=bool(stdin) or channel is not None,
-                        environment=env,
-                        workdir=self.workdir,
-                    )
-                )
-                program = Execution(self._engine, stream, output, deadline)
-                try:
-                    code = await self._run(program, argv[0], stdin, channel, before)
-                finally:
-                    stream.close()
-                if not program.never_started:
-                    timed_out = code is None
-                    seconds = time.monotonic() - began
-                    return ExecResult(
-                        TIMED_OUT if code is None else code, output.value(), timed_out, output.truncated, seconds
-                    )
-                if (error := no_program(output.value().decode(errors="replace"))) is not None:
-                    raise error
-            except NotStartedError as e:
-                return ExecResult(e.exit_code, f"{argv[0]}: {e}\n".encode(), seconds=time.monotonic() - began)
-            # There was no room for it: too many processes, or no memory left.
-            await self._inside.kill(set())
-            if channel is not None:
-                break  # of which something may have been read already
-        raise await self._inside.loss(f"{argv[0]!r} could not be started: {_shown(output.value())}")
-
-    async def _run(
-        self, program: Execution, name: str, stdin: bytes, channel: socket | None, before: set[int]
-    ) -> int | None:
-        try:
-            code = await program.run(stdin, channel)
-            if code is None:
-                await self._inside.kill(before)
-                if await self._end_of(program) is None:
-                    raise await self._inside.loss(f"{name!r} would not end")
-                await program.last_words()
-            elif code == KILLED:
-                await self._inside.ask_control(b":")  # or the kernel has killed it with everything else
-        except EngineRefusal as e:
-            raise await self._inside.loss(str(e)) from e
-        return code
-
-    async def _end_of(self, program: Execution) -> int | None:
-        try:
-            return await program.end(time.monotonic() + _KILLED_S)
-        except EngineRefusal as e:
-            raise await self._inside.loss(str(e)) from e
+                if channel is not None:
+                    channel.setblocking(False)
+                return await self._commands.run(argv, stdin, env or {}, timeout_s, channel)
 
     async def read(self, path: str, max_bytes: int = 2**20) -> bytes:
         """Read a file (at most `max_bytes` of it) as the sandbox's user.
@@ -402,22 +284,24 @@ class DockerSandbox:
     async def stats(self) -> SandboxStats:
         """What was used so far.
 
+        With control groups version 2 behind a profile that has a /sys of its own, the peak of the memory is the most
+        that was seen by this call: no engine knows it better.
+
         Raises:
             SandboxError: the sandbox is gone.
         """
         async with self._turn("stats"):
-            lines = (await self._inside.ask_control(_USAGE)).decode(errors="replace").splitlines()
-        values = dict(line.split(" ", 1) for line in lines if " " in line)
-
-        def first(*names: str) -> int:
-            return next((int(values[name]) for name in names if values.get(name, "").strip().isdigit()), 0)
-
-        cpu_seconds = first("usage_usec") / 1e6 if "usage_usec" in values else first("cpuacct/cpuacct.usage") / 1e9
-        return SandboxStats(
-            first("memory.peak", "memory/memory.max_usage_in_bytes", "memory.current"),
-            cpu_seconds,
-            max(0, first("processes") - self._inside.num_own_processes),
-        )
+            values = usage.parse(await self._inside.ask_control(usage.command()))
+            used = usage.of_groups(values)
+            if used is None:
+                try:
+                    said = await self._engine.call("measure a container", lambda client: _stats(client, self.name))
+                except EngineRefusal as e:
+                    raise await self._inside.loss(str(e)) from e
+                used = usage.of_engine(said)
+        self._most_memory = max(self._most_memory, used[0])
+        num_processes = max(0, values.get("processes", 0) - self._inside.num_own_processes)
+        return SandboxStats(self._most_memory, used[1], num_processes)
 
     async def stop(self) -> None:
         """End every process and remove every trace. Idempotent; raises nothing."""
@@ -426,10 +310,10 @@ class DockerSandbox:
         await asyncio.shield(self._stopping)
 
     async def _stop(self) -> None:
+        self._is_given_up = True
         self._inside.reason = self._inside.reason or "it was stopped"
         self._inside.close()
-        if self._shell is not None:
-            self._shell.stream.close()
+        self._commands.close()
         if self._creating is not None:
             await asyncio.wait([self._creating])
         deadline = time.monotonic() + _REMOVED_S
@@ -482,9 +366,10 @@ def _encoded(text: str) -> bytes:
         return text.encode(errors="surrogatepass")
 
 
-def _shown(output: bytes) -> str:
-    return " ".join(output[-300:].decode(errors="replace").split())
-
-
 def _shortened(path: str) -> str:
     return path if len(path) <= 120 else f"{path[:60]}...{path[-40:]}"
+
+
+def _stats(client: docker.APIClient, name: str) -> dict[str, Any]:
+    # Without `one_shot` the engine takes a second reading a second later. Old ones take one a second for all who ask.
+    return cast(dict[str, Any], client.stats(name, stream=False, one_shot=True))

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from composer.contract import Finding, Sandbox
 from composer.errors import SandboxError
-from envs.sandbox.realism.tells import Remedy, judge, parse
+from envs.sandbox.realism.tells import Remedy, Tell, judge, parse
 
 PROBE = Path(__file__).with_name("probe.sh")
 TIMEOUT_S = 60.0
 
 
-async def audit(sandbox: Sandbox) -> list[Finding]:
+async def audit(sandbox: Sandbox, remedies: Mapping[str, str] | None = None) -> list[Finding]:
     """Look at a sandbox as a program in it would.
+
+    Args:
+        sandbox: one that has just started.
+        remedies: tell -> what would hide it, where a backend knows better than tells.py.
 
     Returns:
         A finding a tell, `ok` if it does not give it away; `required` are those by which backends are compared.
@@ -33,8 +38,12 @@ async def audit(sandbox: Sandbox) -> list[Finding]:
             verdict.tell.name,
             not verdict.shown,
             verdict.shown or "looks like a computer's",
-            "" if verdict.tell.remedy is Remedy.NEVER else str(verdict.tell.remedy),
+            _remedy(verdict.tell, remedies or {}),
             required=not verdict.tell.is_further,
         )
         for verdict in judge(facts)
     ]
+
+
+def _remedy(tell: Tell, remedies: Mapping[str, str]) -> str:
+    return remedies.get(tell.name, "" if tell.remedy is Remedy.NEVER else str(tell.remedy))

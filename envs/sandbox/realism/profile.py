@@ -49,7 +49,7 @@ class Profile:
     devices: tuple[str, ...] = ()
     """Names in /dev, without a device behind them."""
     machine_id: bool = False
-    """Whether /etc/machine-id has one, new for each backend."""
+    """Whether /etc/machine-id has one, new for each backend (with Docker, for each image)."""
     kernel_command: str = ""
     """What /proc/cmdline says; empty: as on the host. `{release}` stands for the kernel's."""
     hides_hypervisor: bool = False
@@ -90,16 +90,17 @@ class Profile:
         return cls(**taken)
 
 
-def dress(skel: Path, home: str, profile: Profile) -> None:
+def dress(skel: Path, home: str, profile: Profile, release: str | None = None) -> None:
     """Add a profile's files to the lower layer of all sandboxes.
 
     Args:
         skel: root of that layer.
         home: absolute path of the user's home in it.
         profile: what to add.
+        release: of the kernel; None: this machine's.
     """
     etc = skel / "etc"
-    release = platform.release()
+    release = release or platform.release()
     if profile.machine_id:
         (etc / "machine-id").write_text(f"{os.urandom(16).hex()}\n")
     if profile.full_name:

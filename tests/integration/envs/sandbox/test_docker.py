@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import tarfile
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
 from composer.contract import SandboxLimits
+from composer.errors import SandboxStartError
 from composer.types import Task
 from envs.grading.pytest_grader import PytestGrader
 from envs.sandbox.docker import DockerBackend
@@ -291,3 +294,112 @@ def test_graders_get_along_with_it(double: bytes, backend: DockerBackend, run: C
         solution = {"main.py": b"def double(x):\n    return " + body + b"\n"}
         grade = run(grader.grade(task, solution, backend))
         assert grade.score == score, (body, grade.details)
+
+
+MOST_TELLS = 14
+"""Of the 39 by which backends are compared, without those of the image."""
+THE_IMAGES = {"missing tools", "no manuals"}
+
+
+def test_the_default_gives_little_away(backend: DockerBackend, run: Callable) -> None:
+    findings = run(backend.audit())
+    compared = [f for f in findings if f.required]
+    assert len(compared) == 39
+    shown = {f.name for f in compared if not f.ok}
+    assert len(shown - THE_IMAGES) <= MOST_TELLS, shown
+    # What keeps the sandbox shut was not given up for that.
+    assert {"no new privileges", "seccomp", "capabilities"} <= shown and "root" not in shown
+    # Each that is not what keeps it shut has a remedy, or a reason.
+    kept_shut = {"no new privileges", "seccomp", "capabilities", "PID namespace", "no kernel threads"}
+    assert all(f.remedy for f in compared if not f.ok and f.name not in kept_shut | {"late first process"})
+
+
+def test_a_plain_one_shows_itself(run: Callable, docker_engine: str, docker_image: str) -> None:
+    backend = DockerBackend("plain", docker_image, host=docker_engine, profile="plain")
+    try:
+        shown = {f.name for f in run(backend.audit()) if not f.ok}
+        assert {"first process", "few processes", "machine id", "home", "memory limit", "/sys"} <= shown
+        sandbox = run(backend.start({}, SandboxLimits()))
+        run(sandbox.shell("python3 -c \"x = b'x' * 50_000_000\""))
+        stats = run(sandbox.stats())
+        assert stats.peak_memory_bytes > 50_000_000 and stats.cpu_seconds > 0
+    finally:
+        run(backend.close())
+
+
+def test_a_profile_of_ones_own(run: Callable, docker_engine: str, docker_image: str, tmp_path: Path) -> None:
+    profile = tmp_path / "mine.yaml"
+    profile.write_text(
+        "user: ada\nhostname: engine\nfirst_process: init\nprocesses: [cron, 'it''s']\ndevices: [sda]\nage_days: 30\n"
+        "folders: [notes]\nfiles:\n  .profile: |\n    umask 027\n  /etc/motd: |\n    welcome\n"
+    )
+    backend = DockerBackend("mine", docker_image, host=docker_engine, profile=str(profile))
+    try:
+        sandbox = run(backend.start({"main.py": b"x = 1\n"}, SandboxLimits()))
+        look = "whoami; hostname; cat /proc/[0-9]*/comm | sort -u | grep -v bash; cat ~/.profile /etc/motd; ls ~"
+        shown = run(sandbox.shell(look.replace("whoami", "id -un"))).output.decode().split()
+        assert shown[:2] == ["ada", "engine"]
+        assert {"init", "cron", "it's", "umask", "welcome", "notes"} <= set(shown)
+        # Nothing of it is the user's to change, and none of it is in his files.
+        assert run(sandbox.shell("echo x > /dev/sda; echo x > /etc/motd; kill -9 $(pidof x) 1 2>&1")).exit_code != 0
+        assert run(sandbox.files()) == {"main.py": b"x = 1\n"}
+        assert run(sandbox.stats()).num_processes == 1
+    finally:
+        run(backend.close())
+
+
+def test_the_scenery_is_out_of_reach(sandbox: DockerSandbox, run: Callable) -> None:
+    count = "ls -ld /proc/[0-9]* | grep -c ' root root '"
+    before = run(sandbox.shell(count)).output
+    assert int(before) >= 20
+    run(sandbox.exec(["bash", "-c", "kill -9 -1; kill -STOP -1; for p in /proc/[0-9]*; do kill -9 ${p#/proc/}; done"]))
+    run(sandbox.shell("true"))  # the shell was the user's to kill, and may not be known to be gone
+    assert run(sandbox.shell(count)).output == before
+    assert run(sandbox.shell("mkdir /sys/x; : >/dev/x; echo x >/run/initctl")).exit_code != 0
+    assert run(sandbox.shell("cat /etc/resolv.conf")).output == b"nameserver 127.0.0.53\n"
+
+
+def test_outputs_keep_their_order_under_load(backend: DockerBackend, run: Callable) -> None:
+    lines = 200
+    script = f"for i in $(seq {lines}); do echo o$i; echo e$i >&2; done"
+    expected = "".join(f"o{i}\ne{i}\n" for i in range(1, lines + 1)).encode()
+
+    async def one() -> list[bytes]:
+        sandbox = await backend.start({}, LIMITS)
+        try:
+            await sandbox.shell("for i in 1 2 3; do (while :; do :; done &); done")
+            return [(await sandbox.exec(["sh", "-c", script])).output for _ in range(5)]
+        finally:
+            await sandbox.stop()
+
+    async def scenario() -> list[list[bytes]]:
+        return await asyncio.gather(*(one() for _ in range(3)))
+
+    assert all(output == expected for outputs in run(scenario()) for output in outputs)
+
+
+def test_what_cannot_be_run_is_said_as_a_shell_says_it(sandbox: DockerSandbox, run: Callable) -> None:
+    run(sandbox.shell("echo text >text; printf '#!/no/such\\n' >script; chmod +x script; mkdir folder"))
+    for argv, code, why in (
+        (["no-such-program"], 127, b"no-such-program"),
+        (["./none"], 127, b"./none"),
+        (["./text"], 126, b"ermission denied"),
+        (["./folder"], 126, b"./folder"),
+        (["-x"], 127, b"-x"),
+        (["a=b"], 127, b"a=b"),
+    ):
+        result = run(sandbox.exec(argv))
+        assert result.exit_code == code and why in result.output, (argv, result)
+    assert run(sandbox.exec(["./script"])).exit_code in (126, 127)
+
+
+def test_an_image_without_a_shell_is_refused_with_a_reason(
+    backend: DockerBackend, run: Callable, tmp_path: Path
+) -> None:
+    with tarfile.open(tmp_path / "empty.tar", "w") as tar:
+        folder = tarfile.TarInfo("etc")
+        folder.type, folder.mode = tarfile.DIRTYPE, 0o755
+        tar.addfile(folder)
+    with pytest.raises(SandboxStartError, match="/bin/sh") as error:
+        run(backend.start({}, LIMITS, image=f"tarball:{tmp_path}/empty.tar"))
+    assert "\n" not in str(error.value)

@@ -11,6 +11,7 @@ import pytest
 from envs.sandbox.docker.container import Settings
 from envs.sandbox.docker.files import archive, collected, errno_of, error_of
 from envs.sandbox.docker.shell import quoted
+from envs.sandbox.realism.profile import Profile
 
 
 def packed(*entries: tuple[str, bytes, bytes, str]) -> io.BytesIO:
@@ -121,7 +122,7 @@ def test_a_word_stays_one_word() -> None:
     ],
 )
 def test_the_places_add_up_to_the_disk(workdir: str, sizes: dict[str, int]) -> None:
-    settings = Settings(workdir, "dev", "box")
+    settings = Settings(workdir, Profile())
     assert settings.places(2**20) == sizes
     assert sum(settings.places(10**7).values()) <= 10**7
     assert "/dev/shm" not in settings.kept_places and set(settings.kept_places) < set(sizes)
