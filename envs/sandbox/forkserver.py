@@ -58,6 +58,9 @@ def run(control: socket.socket, settings: dict[str, Any]) -> NoReturn:
         # Not before the fork: pivot_root would take the watchdog along, which works on the host's file system.
         linux.unshare(linux.CLONE_NEWNS)
         tree = rootfs.Rootfs.from_dict(settings["rootfs"])
+        if tree.certificate:
+            import envs.egress.gate  # noqa: F401 - supervisors need them, and cannot see the host's files any more
+            import envs.egress.trust  # noqa: F401
         rootfs.build(tree, settings["state"] + "/root")
         launcher = Launcher(tree, environment(tree))
         if tree.python:
@@ -92,6 +95,8 @@ class _Running:
     """Write end of PID 1's standard input: it lives until this closes."""
     output: int
     info: int
+    egress: int
+    """Socket to the egress proxy; -1 without one."""
     deadline: float
     supervisor: int = 0
     init_pidfd: int = -1
@@ -180,6 +185,7 @@ class ForkServer:
 
     def _start(self, request: dict[str, Any], fds: list[int]) -> None:
         channel, *rest = fds
+        egress = rest.pop() if self._tree.certificate else -1
         members = rest.pop() if request["grouped"] else -1
         stdin_read, stdin_write = os.pipe2(os.O_CLOEXEC)
         output_read, output_write = os.pipe2(os.O_CLOEXEC)
@@ -210,6 +216,7 @@ class ForkServer:
             stdin_write,
             output_read,
             info_read,
+            egress,
             time.monotonic() + request["lifetime_s"],
             alive={monitor},
         )
@@ -291,14 +298,16 @@ class ForkServer:
                     self._seccomp[sandbox.request["grouped"]],
                     self._tree.python,
                     self._tree.profile,
+                    sandbox.egress,
+                    sandbox.name,
                 )
             )
         sandbox.supervisor = pid
         sandbox.alive.add(pid)
         # Only the supervisor holds the other end from here on: its end is then the end of the channel.
-        for fd in (sandbox.channel, *sandbox.attach):
+        for fd in (sandbox.channel, *sandbox.attach, *((sandbox.egress,) if sandbox.egress >= 0 else ())):
             os.close(fd)
-        sandbox.channel, sandbox.attach = -1, ()
+        sandbox.channel, sandbox.attach, sandbox.egress = -1, (), -1
 
     def _end(self, sandbox: _Running, reason: str) -> None:
         """Kill a sandbox. The owner is told when nothing of it is left."""
@@ -346,6 +355,7 @@ class ForkServer:
             sandbox.stdin,
             sandbox.output,
             sandbox.info,
+            sandbox.egress,
             sandbox.init_pidfd,
         ):
             if fd >= 0:
@@ -372,6 +382,11 @@ def environment(tree: rootfs.Rootfs) -> dict[str, str]:
         path = f"{rootfs.PYTHON_HOME}/bin:{path}"
     if any(name.startswith(".local/bin/") for name in tree.profile.files):
         path = f"{tree.home}/.local/bin:{path}"
+    trusted = {}
+    if tree.certificate:
+        from envs.egress import trust
+
+        trusted = trust.variables()
     return {
         "HOME": tree.home,
         "USER": tree.profile.user,
@@ -383,4 +398,5 @@ def environment(tree: rootfs.Rootfs) -> dict[str, str]:
         # Python tells stale bytecode by size and whole seconds: an edit of the same length right after a run of the
         # tests would go unseen by the next.
         "PYTHONDONTWRITEBYTECODE": "1",
+        **trusted,
     }

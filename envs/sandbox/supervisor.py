@@ -64,6 +64,9 @@ class Assignment:
     seccomp: bytes
     warm: bool
     profile: Profile
+    egress: int = -1
+    """Socket to the egress proxy; -1: the sandbox has no network."""
+    name: str = ""
 
 
 def run(assignment: Assignment) -> NoReturn:
@@ -94,7 +97,8 @@ def _join(assignment: Assignment) -> tuple[int, int]:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD):
         signal.signal(number, signal.SIG_DFL)
     signal.set_wakeup_fd(-1)
-    keep = sorted({assignment.init_pidfd, assignment.channel, *assignment.attach, max(assignment.members, 2)} - {2})
+    fds = (assignment.members, assignment.egress, assignment.init_pidfd, assignment.channel, *assignment.attach)
+    keep = sorted(fd for fd in fds if fd > 2)
     for low, high in itertools.pairwise((2, *keep, resource.getrlimit(resource.RLIMIT_NOFILE)[0])):
         os.closerange(low + 1, high)
     for fd in assignment.attach:
@@ -109,6 +113,8 @@ def _join(assignment: Assignment) -> tuple[int, int]:
         linux.setns(assignment.init_pidfd, linux.CLONE_NEWNET)
         with contextlib.suppress(OSError):  # a kernel without such interfaces
             network.configure(assignment.profile.network)
+    if assignment.egress >= 0:
+        _open_gate(assignment)
     shifted = assignment.profile.uptime_s is not None and os.path.exists("/proc/self/ns/time")  # noqa: PTH110
     linux.setns(assignment.init_pidfd, _SANDBOX_NAMESPACES | (linux.CLONE_NEWTIME if shifted else 0))
     os.close(assignment.init_pidfd)
@@ -124,6 +130,15 @@ def _join(assignment: Assignment) -> tuple[int, int]:
     os.environ.update(assignment.environment)
     os.chdir("/")
     return proc, namespace
+
+
+def _open_gate(assignment: Assignment) -> None:
+    from envs.egress import gate  # imported by the fork server, if there is egress
+
+    linux.setns(assignment.init_pidfd, linux.CLONE_NEWNET)
+    own = assignment.profile.network
+    has_interface = own is not None and any(name == own.interface for _, name in socket.if_nameindex())
+    gate.open_gate(assignment.egress, assignment.name, own.address.partition("/")[0] if own and has_interface else None)
 
 
 def _look_around(assignment: Assignment, proc: int, namespace: int) -> Inside:
