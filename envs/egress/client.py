@@ -50,7 +50,7 @@ def finding(required: bool) -> Finding:
         "egress proxy",
         False,
         f"there is no mitmproxy in {venv()}: sandboxes can have no network, which is what they have by default",
-        "run make setup again where pip can reach a package index",
+        "where pip can reach a package index: EGRESS=1 make setup",
         required,
     )
 
@@ -68,6 +68,19 @@ def make_proxy(values: Any, label: str, run_folder: str, on_lost: Callable[[str]
     return Proxy(policy, label, run_folder, on_lost)
 
 
+def _log_folder(given: str, run_folder: str) -> Path:
+    """Where the log goes."""
+    if given:
+        return Path(given).expanduser().absolute()
+    if run_folder:
+        return Path(run_folder).absolute() / "egress"
+    try:
+        return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state") / "composer/egress"
+    except RuntimeError:
+        remedy = "this user has no home for the log: name a folder"
+        raise ConfigError("env.sandbox.args.egress.log", "", remedy) from None
+
+
 class Proxy:
     """One proxy, of one backend. May be used from one event loop after another, not from two at once."""
 
@@ -81,9 +94,7 @@ class Proxy:
             on_lost: called with the reason when the proxy has ended by itself: its sandboxes cannot go on.
         """
         self.policy, self._label, self._on_lost = policy, label, on_lost
-        state_home = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state")
-        folder = Path(policy.log or (Path(run_folder) / "egress" if run_folder else state_home / "composer/egress"))
-        self.log = folder.expanduser().absolute() / file_name(label, os.getpid())
+        self.log = _log_folder(policy.log, run_folder) / file_name(label, os.getpid())
         """Where requests are written down."""
         self.root: tuple[str, str] | None = None
         """The certificate (PEM) that sandboxes are to trust, and OpenSSL's hash of its subject; None before `ready`."""
@@ -145,6 +156,7 @@ class Proxy:
         settings = {
             "policy": dataclasses.asdict(self.policy),
             "headers": headers,
+            "label": self._label,
             "folder": str(self._state.folder),
             "log": str(self.log),
         }
@@ -202,6 +214,17 @@ class Proxy:
         elif self._answer is not None:
             self._answer.set_result("it ended at once")
 
+    @property
+    def pid(self) -> int:
+        """Of the proxy; 0: none runs."""
+        return self._process.pid if self._process is not None else 0
+
+    @property
+    def folder(self) -> Path:
+        """Where the root certificate's key is, outside of all sandboxes; there is one from the first `ready` on."""
+        assert self._state is not None
+        return self._state.folder
+
     def give(self) -> int:
         """A descriptor of the control socket, for a sandbox's supervisor; the caller closes it.
 
@@ -243,4 +266,6 @@ class Proxy:
         if self._loop is not None and not self._loop.is_closed():
             self._loop.remove_reader(control)
         self._loop = None
+        with contextlib.suppress(OSError):
+            control.send(json.dumps({"op": "close", "id": ""}).encode())
         control.close()

@@ -83,16 +83,19 @@ class Sandbox:
 class Rules:
     """The addon: decides about every request, and about what comes back."""
 
-    def __init__(self, rules: policy.Policy, headers: dict[str, str], log: journal.Journal, port: Settings) -> None:
+    def __init__(
+        self, rules: policy.Policy, headers: dict[str, str], log: journal.Journal, label: str, gates: Settings
+    ) -> None:
         """Of one proxy.
 
         Args:
             rules: the policy.
             headers: values of the rules' added headers, by the name of their variable.
             log: of requests.
-            port: the gates' connections, some of which are broken off.
+            label: of the run, which goes before a sandbox's name in the log.
+            gates: their connections, some of which are broken off.
         """
-        self._policy, self._headers, self._log, self._gates = rules, headers, log, port
+        self._policy, self._headers, self._log, self._label, self._gates = rules, headers, log, label, gates
         self.password = secrets.token_hex(16)
         self.sandboxes: dict[str, Sandbox] = {}
         self._names: dict[str, str] = {}
@@ -236,7 +239,7 @@ class Rules:
         verdict = entry.get("verdict")
         line = {
             "time": round(entry["began"], 3),
-            "sandbox": entry["sandbox"],
+            "sandbox": f"{self._label}/{entry['sandbox']}",
             "method": request.method,
             "url": journal.shown_url(
                 "https" if flow.client_conn.tls_established else "http",
@@ -282,6 +285,8 @@ class Server:
         self._private = frozenset(rule.host for rule in rules.rules if not rule.host.startswith("*"))
         self.port = 0
         self.is_over = asyncio.Event()
+        self.was_killed = False
+        """Whether the owner has gone without a word, and cannot clean up."""
 
     def on_message(self) -> None:
         """Read what came. Supervisors have this socket for a moment, before anything else runs in their sandbox."""
@@ -291,12 +296,12 @@ class Server:
             return
         except OSError:
             data, fds = b"", []
-        if not data:
-            self.is_over.set()
-            return
-        request = json.loads(data)
+        request = json.loads(data) if data else {"op": "killed", "id": ""}
         name = request["id"]
-        if request["op"] == "attach":
+        if request["op"] in ("close", "killed"):
+            self.was_killed = request["op"] == "killed"
+            self.is_over.set()
+        elif request["op"] == "attach":
             self._addon.sandboxes[name] = Sandbox()
             self._gates[name] = Gate(name, fds, self._addon.password, self.port, self._private, self._settings)
         elif gate := self._gates.pop(name, None):
@@ -355,7 +360,7 @@ async def serve(control: socket.socket, settings: dict[str, Any], rules: policy.
     certificate, subject = make_authority(folder, rules.organisation)
     gates = Settings(rules.connections, rules.timeout_s)
     log = journal.Journal(settings["log"])
-    addon = Rules(rules, settings["headers"], log, gates)
+    addon = Rules(rules, settings["headers"], log, settings["label"], gates)
     version.MITMPROXY = "proxy"  # of its few pages of its own
     master = DumpMaster(options.Options(confdir=str(folder)), with_termlog=False, with_dumper=False)
     master.options.update(
@@ -385,6 +390,8 @@ async def serve(control: socket.socket, settings: dict[str, Any], rules: policy.
     asyncio.get_running_loop().add_reader(control, server.on_message)
     over = asyncio.create_task(server.is_over.wait())
     await asyncio.wait([running, over], return_when=asyncio.FIRST_COMPLETED)
+    if server.was_killed:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def main() -> None:

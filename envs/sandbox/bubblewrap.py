@@ -100,11 +100,12 @@ class BubblewrapBackend:
             raise ValueError(f"snapshot_bytes={snapshot_bytes}: must be at least 0")
         self.run_label, self.workdir, self.python = run_label, workdir, python
         self.snapshot_bytes = snapshot_bytes
-        self._proxy: Proxy | None = None
+        self.proxy: Proxy | None = None
+        """Through which sandboxes reach the network, if they do."""
         if egress is not None:
             from envs.egress.client import make_proxy  # without a network, nothing of it is loaded
 
-            self._proxy = make_proxy(egress, run_label, run_dir, self._on_proxy_lost)
+            self.proxy = make_proxy(egress, run_label, run_dir, self._on_proxy_lost)
         self._server: ForkServerClient | None = None
         self._state: state.State | None = None
         self._groups: ControlGroups | None = None
@@ -149,8 +150,8 @@ class BubblewrapBackend:
         """
         if self._server is not None and self._server.failure:
             await self.close()
-        if self._proxy is not None:
-            await self._proxy.ready()
+        if self.proxy is not None:
+            await self.proxy.ready()
         server = self._server or self._launch()
         try:
             await server.ready()
@@ -170,7 +171,7 @@ class BubblewrapBackend:
                 pytest_files() if self.python else (),
                 # Anew, since plugins may have been found after this backend was made.
                 folders_to_hide(bound_folders(python=True)),
-                self._proxy.root if self._proxy is not None else None,
+                self.proxy.root if self.proxy is not None else None,
             )
         except ConfigError as e:
             raise SandboxStartError(f"sandboxes cannot be started: {e}") from e
@@ -217,8 +218,8 @@ class BubblewrapBackend:
             if self._groups is not None:
                 group = self._groups.group(name, limits.memory_bytes, limits.num_processes + sleepers)
                 fds += [*group.open_for_attach(), group.open_members()]
-            if self._proxy is not None:
-                fds.append(self._proxy.give())
+            if self.proxy is not None:
+                fds.append(self.proxy.give())
             sandbox = BubblewrapSandbox(
                 f"{self.run_label}/{name}", name, self.workdir, limits, server, ours, group, self, sleepers
             )
@@ -297,8 +298,8 @@ class BubblewrapBackend:
             sandbox = self._sandboxes.pop(ended, None)
             if sandbox is not None:
                 sandbox.ended(reason)
-            if self._proxy is not None:
-                self._proxy.detach(ended)
+            if self.proxy is not None:
+                self.proxy.detach(ended)
             layers = self._layers.pop(ended, ())
             if self._snapshots is not None:
                 self._snapshots.release(layers)
@@ -317,8 +318,8 @@ class BubblewrapBackend:
         if server is not None:
             server.attach()
             server.close()
-        if self._proxy is not None:
-            self._proxy.close()
+        if self.proxy is not None:
+            self.proxy.close()
         self._clean_up()
 
     def _clean_up(self) -> None:
@@ -332,7 +333,7 @@ class BubblewrapBackend:
         """What this machine has and lacks for this backend. Starts and stops one real sandbox; raises nothing."""
         from envs.egress.client import finding
 
-        return [*checks.check(self.run_label, self._trial), finding(required=self._proxy is not None)]
+        return [*checks.check(self.run_label, self._trial), finding(required=self.proxy is not None)]
 
     async def _trial(self) -> None:
         """Start a sandbox of a backend like this one and run a command in it."""
