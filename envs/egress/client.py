@@ -114,8 +114,9 @@ class Proxy:
         """
         if self._control is not None:
             self._attach()
-        if self._process is not None and self._process.poll() is None and self.root and self._control:
-            return
+            if self.root is not None and self._process is not None and self._process.poll() is None:
+                return
+            self._lose()
         self._end()
         headers = self._headers()
         if not is_installed():
@@ -197,14 +198,16 @@ class Proxy:
             if not data:
                 self._lose()
                 return
-            message = json.loads(data)
-            if "counts" in message:
-                self.counts[message["id"]] = message["counts"]
-                continue
-            if "certificate" in message:
-                self.root = message["certificate"], message["hash"]
-            if self._answer is not None and not self._answer.done():
-                self._answer.set_result(message.get("error", ""))
+            self._take(json.loads(data))
+
+    def _take(self, message: dict[str, Any]) -> None:
+        if "counts" in message:
+            self.counts[message["id"]] = message["counts"]
+            return
+        if "certificate" in message:
+            self.root = message["certificate"], message["hash"]
+        if self._answer is not None and not self._answer.done():
+            self._answer.set_result(message.get("error", ""))
 
     def _lose(self) -> None:
         was_ready = self._answer is not None and self._answer.done()
@@ -268,4 +271,7 @@ class Proxy:
         self._loop = None
         with contextlib.suppress(OSError):
             control.send(json.dumps({"op": "close", "id": ""}).encode())
+            control.settimeout(_END_TIMEOUT_S)
+            while data := control.recv(_PACKET_BYTES):  # of the sandboxes that ended last
+                self._take(json.loads(data))
         control.close()

@@ -26,7 +26,7 @@ class Gate:
     """Serves one sandbox."""
 
     def __init__(
-        self, sandbox: str, fds: list[int], password: str, port: int, private: frozenset[str], settings: Settings
+        self, sandbox: str, fds: list[int], password: str, port: int, knows: Callable[[str], bool], settings: Settings
     ) -> None:
         """Start to serve; there is a running event loop.
 
@@ -35,11 +35,11 @@ class Gate:
             fds: two listening sockets for connections, one for questions, and one for datagrams with questions.
             password: of mitmproxy's port.
             port: mitmproxy's, on loopback.
-            private: names of rules, which the responder knows though they are none of the internet.
+            knows: whether a name has an address.
             settings: how much, and how long.
         """
         self.sandbox = sandbox
-        self._password, self._port, self._private, self._settings = password, port, private, settings
+        self._password, self._port, self._knows, self._settings = password, port, knows, settings
         self._sockets = [socket.socket(fileno=fd) for fd in fds]
         for each in self._sockets:
             each.setblocking(False)
@@ -93,15 +93,14 @@ class Gate:
 
     def _on_datagram(self) -> None:
         for _ in range(_QUESTIONS_AT_A_TIME):
-            with contextlib.suppress(BlockingIOError):
-                try:
-                    query, sender = self._datagrams.recvfrom(4096)
-                except OSError:
-                    return
-                response = names.answer(query, self._private)
-                if response is not None:
-                    with contextlib.suppress(OSError):
-                        self._datagrams.sendto(response, sender)
+            try:
+                query, sender = self._datagrams.recvfrom(4096)
+            except OSError:
+                return  # no more of them
+            response = names.answer(query, self._knows)
+            if response is not None:
+                with contextlib.suppress(OSError):
+                    self._datagrams.sendto(response, sender)
 
     async def _answer(self, connection: socket.socket) -> None:
         """Questions over TCP: each with its length before it."""
@@ -109,7 +108,7 @@ class Gate:
         async with asyncio.timeout(self._settings.timeout_s):
             while True:
                 (length,) = struct.unpack("!H", await _exactly(connection, 2))
-                response = names.answer(await _exactly(connection, length), self._private)
+                response = names.answer(await _exactly(connection, length), self._knows)
                 if response is None:
                     return
                 await loop.sock_sendall(connection, struct.pack("!H", len(response)) + response)

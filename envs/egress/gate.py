@@ -49,9 +49,7 @@ def open_gate(control: int, sandbox: str, address: str | None) -> None:
             own = ipaddress.IPv4Address(address).packed
             body = struct.pack("=BBBBi", socket.AF_INET, 32, 0, 0, loopback)
             _ask(netlink, _NEWADDR, body + _attribute(_IFA_LOCAL, own) + _attribute(_IFA_ADDRESS, own))
-        body = struct.pack(
-            "=8BI", socket.AF_INET, 0, 0, 0, _TABLE_LOCAL, _PROTOCOL_BOOT, _SCOPE_HOST, _TYPE_LOCAL, 0
-        )
+        body = struct.pack("=8BI", socket.AF_INET, 0, 0, 0, _TABLE_LOCAL, _PROTOCOL_BOOT, _SCOPE_HOST, _TYPE_LOCAL, 0)
         body += _attribute(_RTA_OIF, struct.pack("=i", loopback))
         _ask(netlink, _NEWROUTE, body + _attribute(_RTA_PREFSRC, ipaddress.IPv4Address(address).packed))
     sockets = [_listen("0.0.0.0", port) for port in PORTS]

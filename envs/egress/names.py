@@ -11,6 +11,7 @@ import hashlib
 import ipaddress
 import re
 import struct
+from collections.abc import Callable
 
 _NAME = re.compile(r"([a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?\.)+[a-z]([a-z0-9-]{0,61}[a-z0-9])?")
 _NOWHERE = ("arpa", "example", "home", "internal", "invalid", "lan", "local", "localdomain", "localhost", "onion")
@@ -35,12 +36,12 @@ def is_name(text: str) -> bool:
     return len(text) <= 253 and bool(_NAME.fullmatch(text)) and text.rpartition(".")[2] not in _NOWHERE
 
 
-def answer(query: bytes, private: frozenset[str] = frozenset()) -> bytes | None:
+def answer(query: bytes, knows: Callable[[str], bool] = is_name) -> bytes | None:
     """The response to a DNS query (RFC 1035, section 4); None for what is none.
 
     Args:
         query: without the length that goes before it over TCP.
-        private: names that have an address though they could be none of the internet, since a rule has them.
+        knows: whether a name, in small letters, has an address.
     """
     if len(query) < 12:
         return None
@@ -55,7 +56,7 @@ def answer(query: bytes, private: frozenset[str] = frozenset()) -> bytes | None:
         return struct.pack("!6H", number, kept | _FORMAT_ERROR, 0, 0, 0, 0)
     name, kind, end = found
     question = query[12:end]
-    if not (is_name(name) or name in private):
+    if not knows(name):
         return struct.pack("!6H", number, kept | _NO_SUCH_NAME, 1, 0, 0, 0) + question
     if kind != (_A, _IN):
         return struct.pack("!6H", number, kept | _NO_ERROR, 1, 0, 0, 0) + question

@@ -81,13 +81,15 @@ class Policy:
     """A file of further certificates (PEM) by which the proxy trusts the servers it goes to."""
     log: str = ""
     """Folder of the log. Empty: `egress` in the run's folder, or else in the user's state folder."""
-    body_bytes: int = 256 * 2**20
-    """Of one request, and of one response."""
+    body_bytes: int = 128 * 2**20
+    """Of one response, which the proxy holds in memory while it arrives."""
+    request_bytes: int = 2**20
+    """Of one request's body, whose length has to be told beforehand."""
     requests: int = 2000
     """Of one sandbox."""
     total_bytes: int = 2 * 2**30
     """In and out of one sandbox, bodies alone."""
-    connections: int = 32
+    connections: int = 16
     """Of one sandbox at a time."""
     timeout_s: float = 60.0
     """Within which a connection has to move a byte."""
@@ -115,7 +117,7 @@ def read_policy(values: Any, key: str = "egress") -> Policy:
         raise ConfigError(f"{key}.rules", values.get("rules"), "must list at least one rule, such as {host: pypi.org}")
     rules = tuple(_read_rule(rule, f"{key}.rules[{number}]") for number, rule in enumerate(values["rules"]))
     policy = _build(Policy, {**values, "rules": rules}, key)
-    for name in ("body_bytes", "requests", "total_bytes", "connections", "timeout_s"):
+    for name in ("body_bytes", "request_bytes", "requests", "total_bytes", "connections", "timeout_s"):
         if not getattr(policy, name) > 0:
             raise ConfigError(f"{key}.{name}", getattr(policy, name), "must be above 0")
     for header in policy.dropped_headers:
@@ -125,7 +127,9 @@ def read_policy(values: Any, key: str = "egress") -> Policy:
         raise ConfigError(f"{key}.organisation", policy.organisation, "must have 1 to 64 characters")
     for host, where in (policy.addresses or {}).items():
         if split_address(where) is None:
-            raise ConfigError(f"{key}.addresses.{host}", where, "must be an IPv4 address, or one with a port: 10.0.0.7:443")
+            raise ConfigError(
+                f"{key}.addresses.{host}", where, "must be an IPv4 address, or one with a port: 10.0.0.7:443"
+            )
     _check_date(policy.before, f"{key}.before")
     for number, rule in enumerate(rules):
         if rule.before and not rule.index:
@@ -271,6 +275,11 @@ def decide(policy: Policy, method: str, host: str, target: str) -> Verdict:
         if _fits_host(rule.host, host) and fnmatch.fnmatchcase(path, rule.path) and _fits_method(rule, method):
             return Verdict(rule.action == "allow", "allowed" if rule.action == "allow" else "rule", number)
     return Verdict(False, "default")
+
+
+def has_rule(policy: Policy, host: str, *, private: bool = False) -> bool:
+    """Whether a rule is about a host; with `private`, one that lets it be at a private address."""
+    return any(_fits_host(rule.host, host) and (rule.private or not private) for rule in policy.rules)
 
 
 def plain_path(target: str) -> str | None:

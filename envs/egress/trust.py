@@ -1,9 +1,9 @@
 """Makes sandboxes trust the proxy's root certificate, as a company's computers trust their company's.
 
-The system's bundle and its folder of hashed names: OpenSSL and what rests on it (Python's ssl, curl, git, Debian's Node),
-GnuTLS and Go. What has certificates of its own is told by the variables that such companies set: REQUESTS_CA_BUNDLE
-(requests, and pip before 24.2), SSL_CERT_FILE (httpx, uv and others of rustls), NODE_EXTRA_CA_CERTS (Node from nodejs.org).
-Not covered: Java's keystore, browsers, and programs that pin certificates.
+The system's bundle and its folder of hashed names are for OpenSSL and what rests on it (Python's ssl, curl, git,
+Debian's Node), GnuTLS and Go. What has certificates of its own is told by the variables that such companies set:
+REQUESTS_CA_BUNDLE (requests, pip before 24.2), SSL_CERT_FILE (httpx, uv and others of rustls), NODE_EXTRA_CA_CERTS
+(Node from nodejs.org). Not covered: Java's keystore, browsers, and programs that pin certificates.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A stand-in for the internet: an HTTPS server on loopback with a certificate of its own authority, and what it was asked."""
+"""A stand-in for the internet: an HTTPS server on loopback with an authority of its own; it notes what it is asked."""
 
 from __future__ import annotations
 
