@@ -42,6 +42,8 @@ class Request:
     is_https: bool
     began: float = field(default_factory=time.time)
     verdict: Verdict | None = None
+    received: int = 0
+    """Bytes of the answer that went on as they came."""
     index: tuple[str, str, str] | None = None
     """What is brought back to a date: the kind of index, the date, and the program's header `Accept`."""
 
@@ -178,6 +180,30 @@ class Addon:
         headers["accept"] = indexes.accepted(rule.index)
         headers["accept-encoding"] = "gzip, identity"
 
+    def responseheaders(self, flow: http.HTTPFlow) -> None:
+        """What has not to be read here goes on as it comes, and is counted."""
+        entry: Request | None = flow.metadata.get("egress")
+        if (
+            flow.response is None
+            or entry is None
+            or entry.index is not None
+            or not (entry.verdict and entry.verdict.is_allowed)
+        ):
+            return
+        port = flow.client_conn.peername[1]
+
+        def count(data: bytes) -> bytes:
+            entry.received += len(data)
+            counts = self._counts.get(entry.sandbox, {"bytes": 0})
+            counts["bytes"] += len(data)
+            if entry.received <= self._policy.body_bytes and counts["bytes"] <= self._policy.total_bytes:
+                return data
+            entry.verdict = Verdict(False, "limit", entry.verdict.rule if entry.verdict else None)
+            self._gates.abort(port)
+            return b""
+
+        flow.response.stream = count
+
     def response(self, flow: http.HTTPFlow) -> None:
         """Bring indexes' answers back to their date; write down what became of the request."""
         entry: Request | None = flow.metadata.get("egress")
@@ -208,17 +234,18 @@ class Addon:
         """The other side failed, or the program hung up: no page of ours is to look like an answer."""
         entry: Request | None = flow.metadata.get("egress")
         if entry is not None:
+            outcome = "failed" if entry.verdict is None or entry.verdict.is_allowed else "denied"
             if counts := self._counts.get(entry.sandbox):
-                counts["failed"] += 1
-            self._finish(flow, entry, "failed")
+                counts[outcome] += 1
+            self._finish(flow, entry, outcome)
         self._gates.abort(flow.client_conn.peername[1])
 
     def _finish(self, flow: http.HTTPFlow, entry: Request, outcome: str) -> None:
         request, response = flow.request, None if outcome == "failed" else flow.response
         sent = len(request.raw_content or b"")
-        received = len(response.raw_content or b"") if response is not None else 0
+        held = len(response.raw_content or b"") if response is not None else 0
         if counts := self._counts.get(entry.sandbox):
-            counts["bytes"] += sent + received
+            counts["bytes"] += sent + held
             if counts["requests"] > self._policy.requests + _LINES_OVER_QUOTA:
                 return
         line = {
@@ -231,7 +258,7 @@ class Addon:
             "reason": entry.verdict.reason if entry.verdict else "",
             "status": response.status_code if response is not None else None,
             "bytes_sent": sent,
-            "bytes_received": received,
+            "bytes_received": held + entry.received,
             "seconds": round(time.time() - entry.began, 3),
         }
         if flow.error is not None:

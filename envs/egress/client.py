@@ -30,6 +30,8 @@ _PROXY = Path(__file__).with_name("proxy.py")
 _START_TIMEOUT_S = 60.0
 _END_TIMEOUT_S = 5.0
 _PACKET_BYTES = 2**16
+_ERRORS = "errors"
+"""File of what the proxy says before it can speak."""
 
 
 def venv() -> Path:
@@ -105,18 +107,25 @@ class Proxy:
         self._control: socket.socket | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._answer: asyncio.Future[str] | None = None
+        self._starting: asyncio.Future[None] | None = None
 
     async def ready(self) -> None:
-        """Start the proxy, unless it runs.
+        """Start the proxy, unless it runs. May be awaited by many at a time.
 
         Raises:
             SandboxStartError: it is not installed, a secret's variable is not set, or it does not start.
         """
-        if self._control is not None:
-            self._attach()
-            if self.root is not None and self._process is not None and self._process.poll() is None:
-                return
-            self._lose()
+        starting = self._starting
+        if starting is None or starting.done() or starting.get_loop() is not asyncio.get_running_loop():
+            if self._control is not None:
+                self._attach()
+                if self.root is not None and self._process is not None and self._process.poll() is None:
+                    return
+                self._lose()
+            starting = self._starting = asyncio.ensure_future(self._start())
+        await asyncio.shield(starting)
+
+    async def _start(self) -> None:
         self._end()
         headers = self._headers()
         if not is_installed():
@@ -161,13 +170,13 @@ class Proxy:
             "folder": str(self._state.folder),
             "log": str(self.log),
         }
-        with theirs:
+        with theirs, (self._state.folder / _ERRORS).open("wb") as errors:
             # -I: nothing of the host's environment or user is loaded.
             self._process = subprocess.Popen(
                 [str(venv() / "bin/python"), "-I", str(_PROXY), str(os.getpid()), str(theirs.fileno())],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
+                stderr=errors,
                 env={"PYTHONDONTWRITEBYTECODE": "1"},
                 cwd="/",
                 pass_fds=(theirs.fileno(),),
@@ -209,13 +218,19 @@ class Proxy:
         if self._answer is not None and not self._answer.done():
             self._answer.set_result(message.get("error", ""))
 
+    def _last_words(self) -> str:
+        with contextlib.suppress(OSError, IndexError, AttributeError):
+            text = (self.folder / _ERRORS).read_text(errors="replace")
+            return text.strip().splitlines()[-1][:300]
+        return ""
+
     def _lose(self) -> None:
-        was_ready = self._answer is not None and self._answer.done()
+        was_ready = self._answer is None or self._answer.done()
         self._hang_up()
         if was_ready:
             self._on_lost("the egress proxy ended under it")
-        elif self._answer is not None:
-            self._answer.set_result("it ended at once")
+        elif self._answer is not None and not self._answer.get_loop().is_closed():
+            self._answer.set_result(self._last_words() or "it ended at once")
 
     @property
     def pid(self) -> int:

@@ -82,7 +82,7 @@ class Policy:
     log: str = ""
     """Folder of the log. Empty: `egress` in the run's folder, or else in the user's state folder."""
     body_bytes: int = 128 * 2**20
-    """Of one response, which the proxy holds in memory while it arrives."""
+    """Of one response; those of indexes are held in memory, the others go on as they come."""
     request_bytes: int = 2**20
     """Of one request's body, whose length has to be told beforehand."""
     requests: int = 2000

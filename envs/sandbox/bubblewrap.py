@@ -2,7 +2,8 @@
 
 Each sandbox has its own user, mount, PID, network, IPC, UTS and control-group namespace; a root directory overlaid on
 a small synthetic system with the host's /usr read-only; one user that is not root; no capability, no new privileges,
-a seccomp filter, no network, nothing of the host's environment; and the limits of limits.py.
+a seccomp filter, nothing of the host's environment, no network or one that ends at a proxy (envs/egress); and the
+limits of limits.py.
 
 What it does not protect against: holes in the host's kernel, which all sandboxes share; time spent (a sandbox may use
 its CPU limit to the full); and being told apart from a real machine by a program that looks closely.

@@ -14,6 +14,9 @@ from pathlib import Path
 
 from envs.egress.client import venv
 
+CHUNKED = "text/x-chunked"
+"""Content type of pages that are served without a length."""
+
 _CERTIFICATES = """
 import sys
 from pathlib import Path
@@ -68,7 +71,11 @@ def serve(folder: Path, hosts: list[str]) -> Iterator[Upstream]:
             kind, body = upstream.pages.get(url, ("text/plain", f"hello from {headers.get('host')}\n".encode()))
             self.send_response(200)
             self.send_header("Content-Type", kind)
-            self.send_header("Content-Length", str(len(body)))
+            if kind == CHUNKED:
+                self.send_header("Transfer-Encoding", "chunked")
+                body = f"{len(body):x}\r\n".encode() + body + b"\r\n0\r\n\r\n"
+            else:
+                self.send_header("Content-Length", str(len(body)))
             self.end_headers()
             if self.command != "HEAD":
                 self.wfile.write(body)

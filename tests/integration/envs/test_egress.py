@@ -23,7 +23,7 @@ from composer.errors import SandboxError, SandboxStartError
 from envs.egress import client, names
 from envs.sandbox.bubblewrap import BubblewrapBackend
 from envs.sandbox.sandbox import BubblewrapSandbox
-from tests.integration.envs.egress_upstream import Upstream, serve
+from tests.integration.envs.egress_upstream import CHUNKED, Upstream, serve
 
 REPO = Path(__file__).resolve().parents[3]
 pytestmark = [
@@ -460,25 +460,38 @@ def test_uploads_are_bounded(sh: Callable, upstream: Upstream, log: Path) -> Non
 
 def test_quotas_hold(upstream: Upstream, log: Path, runner: asyncio.Runner, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EGRESS_TEST_KEY", "k")
-    more = {"requests": 3, "body_bytes": 1000, "timeout_s": 2.0}
+    more = {"requests": 4, "body_bytes": 1000, "total_bytes": 2000, "timeout_s": 2.0}
     backend = BubblewrapBackend("quota", egress=egress(upstream, log, **more), profile="plain")
     upstream.page("open.test/large", b"x" * 1001, "text/plain")
+    upstream.page("open.test/endless", b"x" * 1001, CHUNKED)
+    upstream.page("open.test/fits", b"x" * 1000, CHUNKED)
+    get = "curl -sS -m 10 -o /dev/null -w '%{http_code} %{size_download}\n' https://open.test/"
 
-    async def use() -> list[str]:
-        sandbox = await backend.start({}, SandboxLimits())
-        other = await backend.start({}, SandboxLimits())
-        get = "curl -sS -m 10 -o /dev/null -w '%{http_code}\n' https://open.test/"
-        results = [await sandbox.shell(command) for command in (get, f"{get}large", get, get)]
-        results.append(await other.shell(get))  # each has its own
+    async def use() -> list[list[str]]:
+        # The first three at once: they wait for one and the same proxy.
+        one, two, three = await asyncio.gather(*(backend.start({}, SandboxLimits()) for _ in range(3)))
+        found = []
+        for sandbox, pages in ((one, ["", "large", "endless", "", ""]), (two, ["fits", "fits", "fits", "fits"])):
+            results = [await sandbox.shell(get + page) for page in pages]
+            found.append([result.output.decode().strip().splitlines()[-1] for result in results])
         began = time.monotonic()
-        await other.shell("python3 -c \"import socket; socket.create_connection(('open.test', 443)).recv(1)\"")
+        await three.shell("python3 -c \"import socket; socket.create_connection(('open.test', 443)).recv(1)\"")
         assert 1 < time.monotonic() - began < 8  # a connection on which nothing happens
-        return [result.output.decode().strip().splitlines()[-1] for result in results]
+        return found
 
     try:
-        assert runner.run(use()) == ["200", "000", "200", "429", "200"]
+        one, two = runner.run(use())
     finally:
         runner.run(backend.close())
+    endless = one.pop(2)
+    assert int(endless.split()[1]) < 1001  # broken off, whether its headers had come through or not
+    assert [line.split()[0] for line in one] == ["200", "000", "200", "429"]  # by number
+    assert two == ["200 1000", "200 1000", "200 0", "429 65"]  # by bytes
+    assert [line["reason"] for line in lines(log) if line["sandbox"] == "quota/00001"][2:] == [
+        "limit",
+        "allowed",
+        "limit",
+    ]
 
 
 # --- Several sandboxes, ends and outages ------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ async def connect() -> None:
     await asyncio.open_connection("localhost", 9)
 
 
-async def addresses() -> set[str]:
+async def addresses() -> set[object]:
     return {entry[4][0] for entry in await asyncio.get_running_loop().getaddrinfo("localhost", 9)}
 
 
