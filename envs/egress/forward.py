@@ -45,6 +45,7 @@ class Gate:
             each.setblocking(False)
         *web, questions, datagrams = self._sockets
         self._open: set[asyncio.Task[None]] = set()
+        self._closing: asyncio.Task[None] | None = None
         self._slots = asyncio.Semaphore(settings.connections + len(self._sockets) - 1)  # each listener holds one
         loop = asyncio.get_running_loop()
         self._datagrams = datagrams
@@ -54,10 +55,15 @@ class Gate:
 
     def close(self) -> None:
         """Stop serving: what is open is reset, and what comes is refused. Idempotent; raises nothing."""
-        if self._datagrams.fileno() >= 0:
+        if self._closing is None:
             asyncio.get_running_loop().remove_reader(self._datagrams)
         for task in (*self._loops, *self._open):
             task.cancel()
+        self._closing = self._closing or asyncio.create_task(self._close())
+
+    async def _close(self) -> None:
+        # Not before nobody waits for them any more: their numbers may be those of the next sandbox's at once.
+        await asyncio.gather(*self._loops, *self._open, return_exceptions=True)
         for each in self._sockets:
             each.close()
 

