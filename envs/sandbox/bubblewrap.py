@@ -2,7 +2,8 @@
 
 Each sandbox has its own user, mount, PID, network, IPC, UTS and control-group namespace; a root directory overlaid on
 a small synthetic system with the host's /usr read-only; one user that is not root; no capability, no new privileges,
-a seccomp filter, no network, nothing of the host's environment; and the limits of limits.py.
+a seccomp filter, nothing of the host's environment, no network or one that ends at a proxy (envs/egress); and the
+limits of limits.py.
 
 What it does not protect against: holes in the host's kernel, which all sandboxes share; time spent (a sandbox may use
 its CPU limit to the full); and being told apart from a real machine by a program that looks closely.
@@ -14,12 +15,14 @@ to that user, and only their namespaces keep them from his files.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import itertools
 import os
 import socket
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from composer.contract import Finding, SandboxLimits, Snapshot
 from composer.errors import ConfigError, SandboxError, SandboxStartError
@@ -35,6 +38,9 @@ from envs.sandbox.rootfs import Rootfs, bound_folders
 from envs.sandbox.sandbox import BubblewrapSandbox
 from envs.sandbox.seccomp import build_filter
 from envs.sandbox.snapshots import MAX_LAYERS, Snapshots
+
+if TYPE_CHECKING:
+    from envs.egress.client import Proxy
 
 _START_TIMEOUT_S = 30.0
 _LEAST_MEMORY_BYTES = 32 * 2**20
@@ -63,6 +69,8 @@ class BubblewrapBackend:
         profile: str = "developer",
         snapshot_bytes: int = 2**30,
         folders: Sequence[str] = (),
+        egress: dict[str, Any] | None = None,
+        run_dir: str = "",
     ) -> None:
         """Nothing starts before the first sandbox does.
 
@@ -76,10 +84,13 @@ class BubblewrapBackend:
             folders: folders of this machine that sandboxes see read-only, with all that is in them: absolute paths, or
                 `<path>:<path in the sandbox>`. Programs that agents need, for instance.
             profile: what sandboxes look like (realism/profiles): `developer`, `plain`, or a YAML file of your own.
+            egress: what they may ask of the network (`envs.egress.policy.Policy`); None: they have none.
+            run_dir: of the run, in which `egress/` is for the log of what they asked; "": there is none.
 
         Raises:
             ValueError: an argument cannot be what it names.
-            ConfigError: the working directory or the project lies where sandboxes see it; see private.py.
+            ConfigError: the working directory or the project lies where sandboxes see it; see private.py; or `egress`
+                holds something that it cannot.
         """
         if not workdir.startswith("/") or ".." in Path(workdir).parts or Path(workdir) == Path("/"):
             raise ValueError(f"workdir={workdir!r}: must be an absolute path without '..', other than '/'")
@@ -93,6 +104,12 @@ class BubblewrapBackend:
         self.folders = tuple(_bound_folder(folder) for folder in folders)
         self.run_label, self.workdir, self.python = run_label, workdir, python
         self.snapshot_bytes = snapshot_bytes
+        self.proxy: Proxy | None = None
+        """Through which sandboxes reach the network, if they do."""
+        if egress is not None:
+            from envs.egress.client import make_proxy  # without a network, nothing of it is loaded
+
+            self.proxy = make_proxy(egress, run_label, run_dir, self._on_proxy_lost)
         self._server: ForkServerClient | None = None
         self._state: state.State | None = None
         self._groups: ControlGroups | None = None
@@ -137,6 +154,8 @@ class BubblewrapBackend:
         """
         if self._server is not None and self._server.failure:
             await self.close()
+        if self.proxy is not None:
+            await self.proxy.ready()
         server = self._server or self._launch()
         try:
             await server.ready()
@@ -163,6 +182,7 @@ class BubblewrapBackend:
                 # Anew, since plugins may have been found after this backend was made.
                 folders_to_hide(bound_folders(python=True)),
                 self.folders,
+                self.proxy.root if self.proxy is not None else None,
             )
         except ConfigError as e:
             raise SandboxStartError(f"sandboxes cannot be started: {e}") from e
@@ -209,6 +229,8 @@ class BubblewrapBackend:
             if self._groups is not None:
                 group = self._groups.group(name, limits.memory_bytes, limits.num_processes + sleepers)
                 fds += [*group.open_for_attach(), group.open_members()]
+            if self.proxy is not None:
+                fds.append(self.proxy.give())
             sandbox = BubblewrapSandbox(
                 f"{self.run_label}/{name}", name, self.workdir, limits, server, ours, group, self, sleepers, self.python
             )
@@ -287,9 +309,19 @@ class BubblewrapBackend:
             sandbox = self._sandboxes.pop(ended, None)
             if sandbox is not None:
                 sandbox.ended(reason)
+            if self.proxy is not None:
+                self.proxy.detach(ended)
             layers = self._layers.pop(ended, ())
             if self._snapshots is not None:
                 self._snapshots.release(layers)
+
+    def _on_proxy_lost(self, reason: str) -> None:
+        """What runs now may see a broken network, and take it for an answer: it cannot go on."""
+        for name, sandbox in self._sandboxes.items():
+            sandbox.ended(reason)
+            if self._server is not None:
+                with contextlib.suppress(OSError):
+                    self._server.stop(name)
 
     async def close(self) -> None:
         """Stop every sandbox this backend started. Idempotent; raises nothing."""
@@ -297,6 +329,8 @@ class BubblewrapBackend:
         if server is not None:
             server.attach()
             server.close()
+        if self.proxy is not None:
+            self.proxy.close()
         self._clean_up()
 
     def _clean_up(self) -> None:
@@ -308,7 +342,9 @@ class BubblewrapBackend:
 
     def check(self) -> list[Finding]:
         """What this machine has and lacks for this backend. Starts and stops one real sandbox; raises nothing."""
-        return checks.check(self.run_label, self._trial)
+        from envs.egress.client import finding
+
+        return [*checks.check(self.run_label, self._trial), finding(required=self.proxy is not None)]
 
     async def _trial(self) -> None:
         """Start a sandbox of a backend like this one and run a command in it."""

@@ -62,6 +62,9 @@ def run(control: socket.socket, settings: dict[str, Any]) -> NoReturn:
         # Not before the fork: pivot_root would take the watchdog along, which works on the host's file system.
         linux.unshare(linux.CLONE_NEWNS | linux.CLONE_NEWNET)
         tree = rootfs.Rootfs.from_dict(settings["rootfs"])
+        if tree.certificate:
+            import envs.egress.gate  # noqa: F401 - this process cannot see the host's files any more when it needs them
+            import envs.egress.trust  # noqa: F401
         rootfs.build(tree, settings["state"] + "/root")
         # What each child would have to do otherwise.
         if Path("/proc/self/setgroups").read_text().strip() == "allow":
@@ -101,6 +104,8 @@ class _Running:
     """Write end of PID 1's standard input: it lives until this closes."""
     output: int
     info: int
+    egress: int
+    """Socket to the egress proxy; -1 without one."""
     deadline: float
     init_pid: int = 0
     supervisor: int = 0
@@ -196,6 +201,7 @@ class ForkServer:
 
     def _start(self, request: dict[str, Any], fds: list[int]) -> None:
         channel, *rest = fds
+        egress = rest.pop() if self._tree.certificate else -1
         members = rest.pop() if request["grouped"] else -1
         stdin_read, stdin_write = os.pipe2(os.O_CLOEXEC)
         output_read, output_write = os.pipe2(os.O_CLOEXEC)
@@ -226,6 +232,7 @@ class ForkServer:
             stdin_write,
             output_read,
             info_read,
+            egress,
             time.monotonic() + request["lifetime_s"],
             alive={monitor},
         )
@@ -290,7 +297,7 @@ class ForkServer:
         try:
             sandbox.init_pidfd = os.pidfd_open(sandbox.init_pid)
             self._selector.register(sandbox.init_pidfd, selectors.EVENT_READ, sandbox)
-            self._connect(sandbox.init_pidfd)
+            self._connect(sandbox)
             sandbox.supervisor = self._launcher.supervise(
                 sandbox.init_pid,
                 sandbox.request["limits"],
@@ -308,17 +315,29 @@ class ForkServer:
             os.close(fd)
         sandbox.channel, sandbox.attach = -1, ()
 
-    def _connect(self, init_pidfd: int) -> None:
-        """Give a sandbox the network interfaces of its profile.
+    def _connect(self, sandbox: _Running) -> None:
+        """Give a sandbox the network interfaces of its profile, and its way to the egress proxy.
 
         Here, since this process lasts: a fork would have to copy all the memory that this takes.
+
+        Raises:
+            OSError: the proxy cannot be reached.
         """
-        if self._tree.profile.network is None:
+        wanted = self._tree.profile.network
+        if wanted is None and sandbox.egress < 0:
             return
-        linux.setns(init_pidfd, linux.CLONE_NEWNET)
+        linux.setns(sandbox.init_pidfd, linux.CLONE_NEWNET)
         try:
-            with contextlib.suppress(OSError):  # a kernel without such interfaces
-                network.configure(self._tree.profile.network)
+            address = None
+            if wanted is not None:
+                with contextlib.suppress(OSError):  # a kernel without such interfaces
+                    network.configure(wanted)
+                    address = wanted.address.partition("/")[0]
+            if sandbox.egress >= 0:
+                from envs.egress import gate  # without a network, nothing of it is loaded
+
+                control, sandbox.egress = sandbox.egress, -1
+                gate.open_gate(control, sandbox.name, address)
         finally:
             linux.setns(self._network, linux.CLONE_NEWNET)
 
@@ -386,6 +405,7 @@ class ForkServer:
             sandbox.stdin,
             sandbox.output,
             sandbox.info,
+            sandbox.egress,
             sandbox.init_pidfd,
         ):
             if fd >= 0:
@@ -412,6 +432,11 @@ def environment(tree: rootfs.Rootfs) -> dict[str, str]:
         path = f"{rootfs.PYTHON_HOME}/bin:{path}"
     if any(name.startswith(".local/bin/") for name in tree.profile.files):
         path = f"{tree.home}/.local/bin:{path}"
+    trusted = {}
+    if tree.certificate:
+        from envs.egress import trust
+
+        trusted = trust.variables()
     return {
         "HOME": tree.home,
         "USER": tree.profile.user,
@@ -423,4 +448,5 @@ def environment(tree: rootfs.Rootfs) -> dict[str, str]:
         # Python tells stale bytecode by size and whole seconds: an edit of the same length right after a run of the
         # tests would go unseen by the next.
         "PYTHONDONTWRITEBYTECODE": "1",
+        **trusted,
     }

@@ -79,6 +79,8 @@ class Rootfs:
     """Folders to cover with empty ones; they lie below the folders of `bound_folders`."""
     folders: tuple[tuple[str, str], ...] = ()
     """Folders of the host -> where sandboxes see them, read-only."""
+    certificate: tuple[str, str] | None = None
+    """The egress proxy's root (PEM) and its subject's hash; None: sandboxes have no network."""
 
     @classmethod
     def from_dict(cls, fields: dict[str, Any]) -> Rootfs:
@@ -218,6 +220,10 @@ def _build_skeleton(skel: Path, rootfs: Rootfs) -> None:
         (skel / folder.lstrip("/")).mkdir(parents=True, exist_ok=True)
     (skel / "var/run").symlink_to("/run")
     _write_etc(skel / "etc", rootfs)
+    if rootfs.certificate:
+        from envs.egress import trust  # sandboxes without a network have nothing of it
+
+        trust.install(skel / "etc", *rootfs.certificate)
     if rootfs.python:
         _build_python(skel, rootfs)
     pid1 = skel / rootfs.pid1.lstrip("/")

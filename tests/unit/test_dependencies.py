@@ -25,6 +25,9 @@ NOT_IMPORTED = {
     "reasoning-gym": "the same",
 }
 """Declared all the same, and why."""
+OF_EGRESS = {"mitmproxy": "mitmproxy", "cryptography": "cryptography", "certifi": "certifi", "OpenSSL": "pyopenssl"}
+"""What the egress proxy imports, in an environment of its own (.ci/egress-constraints.txt)."""
+EGRESS_FILES = ("envs/egress/addon.py", "envs/egress/authority.py", "envs/egress/proxy.py")
 
 
 def normal(name: str) -> str:
@@ -66,8 +69,16 @@ def test_what_is_imported_is_declared() -> None:
         f"{module} in {file}"
         for module, file in imported(*PACKAGES)
         if not names & {normal(name) for name in distributions.get(module, [])}
+        and not (file in EGRESS_FILES and module in OF_EGRESS)
     }
     assert missing == set(), "declare what is imported: it may cease to come with something else"
+
+
+def test_the_egress_proxys_packages_are_pinned_in_its_own_environment() -> None:
+    lines = (ROOT / ".ci/egress-constraints.txt").read_text().splitlines()
+    pinned = {normal(line.partition("==")[0]) for line in lines if not line.startswith("#")}
+    assert set(OF_EGRESS.values()) <= pinned
+    assert {file for module, file in imported("envs") if module in OF_EGRESS} == set(EGRESS_FILES)
 
 
 def test_what_is_declared_is_imported_or_has_a_reason() -> None:
