@@ -22,7 +22,7 @@ from composer.schema import Config, TargetConfig
 ALLOWED_PREFIXES = ("envs.", "launchers.")
 GIVEN: dict[str, frozenset[str]] = {
     "launcher": frozenset({"run_label", "resources"}),
-    "env.sandbox": frozenset({"run_label"}),
+    "env.sandbox": frozenset({"run_label", "run_dir"}),
     "env.taskset": frozenset({"expert_accuracy", "seed"}),
 }
 """Arguments that the framework passes itself, by the target's key: they have another key in the config."""
@@ -138,6 +138,7 @@ def check_targets(config: Config) -> None:
     """
     given = {
         "run_label": "check",
+        "run_dir": "",
         "resources": {"CPU": 1, "GPU": 0},
         "expert_accuracy": config.mix.sessions.expert_accuracy,
         "seed": config.seed,

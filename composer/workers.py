@@ -237,7 +237,7 @@ class EnvWorker:
         def make(target: TargetConfig, key: str, **given: Any) -> Any:
             return instantiate(target, config.plugins, key=key, **given)
 
-        backend = make(env.sandbox, "env.sandbox", run_label=run_label)
+        backend = make(env.sandbox, "env.sandbox", run_label=run_label, run_dir=run_dir)
         self.backend = SandboxPool(backend, PoolSettings.from_config(env.pool))
         accuracy = config.mix.sessions.expert_accuracy
         self.taskset = make(env.taskset, "env.taskset", expert_accuracy=accuracy, seed=config.seed)
