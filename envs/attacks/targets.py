@@ -41,6 +41,11 @@ def check(a, b, expected):
 APART = (
     "from composer_solution import call\n" + _CHECK.format(call='call("main.scale_row", a, b)') + _CASES
 ).encode()
+NAIVE = (
+    "from main import scale_row\n"
+    + _CHECK.format(call="scale_row(a, b)").replace("    assert type(result) is int\n", "")
+    + _CASES
+).encode()
 TOGETHER = ("from main import scale_row\n" + _CHECK.format(call="scale_row(a, b)") + _CASES).encode()
 REWARD = "/tmp/verifier/reward.txt"
 TESTS = "/tmp/verifier-tests"
@@ -113,7 +118,7 @@ def _pytest(what: str, name: str, tests: bytes) -> Target:
         what,
         Task(f"attacks/train/{name}", "make scale_row multiply", _FILES, {HIDDEN: tests}),
         lambda timeout_s: PytestGrader(timeout_s, memoise=False),
-        {HIDDEN: TOGETHER},
+        {HIDDEN: NAIVE},
         f"python3 -m pytest -q {HIDDEN}",
     )
 
@@ -124,14 +129,14 @@ TARGETS = {
     "together": _pytest("PytestGrader, tests that import the solution", "together", TOGETHER),
     "make": _command("CommandGrader, the exit code of `make test`", "make", Recipe("make -s test"), {}, {}),
     "exit": _command(
-        "CommandGrader, the exit code of pytest", "exit", Recipe(_RUN), {HIDDEN: TOGETHER}, {HIDDEN: TOGETHER}
+        "CommandGrader, the exit code of pytest", "exit", Recipe(_RUN), {HIDDEN: TOGETHER}, {HIDDEN: NAIVE}
     ),
     "summary": _command(
         "CommandGrader, pytest's printed summary",
         "summary",
         Recipe(_RUN, "pytest", fail_to_pass=tuple(f"{HIDDEN}::test_case_{n}" for n in (1, 2, 3))),
         {HIDDEN: TOGETHER},
-        {HIDDEN: TOGETHER},
+        {HIDDEN: NAIVE},
     ),
     "junit": _command(
         "CommandGrader, a JUnit report of tests that come as a diff, as swe_jsonl has them",
@@ -143,13 +148,13 @@ TARGETS = {
             patch="tests.patch",
         ),
         {"tests.patch": _PATCH},
-        {"tests/test_hidden.py": TOGETHER},
+        {"tests/test_hidden.py": NAIVE},
     ),
     "reward": _command(
         "CommandGrader, the reward that a script writes to a file, as harbor has it",
         "reward",
         Recipe(f"sh {TESTS}/test.sh", "reward", REWARD, hidden_folder=TESTS, restores_tests=False),
         {HIDDEN: TOGETHER, "test.sh": _TEST_SH.encode()},
-        {f"{TESTS}/{HIDDEN}": TOGETHER, f"{TESTS}/test.sh": _TEST_SH.encode()},
+        {f"{TESTS}/{HIDDEN}": NAIVE, f"{TESTS}/test.sh": _TEST_SH.encode()},
     ),
 }

@@ -65,7 +65,9 @@ def test_what_is_alike_is_left_alone():
     backend = ImageBackend({"base": BASE})
     grade(task("true", {"more.py": b"m\n"}), {**BASE, "main.py": b"x = 2\n"}, backend=backend)
     [sandbox] = backend.started
-    assert sorted(sandbox.written) == ["main.py", "more.py"]
+    supervisor, *written = sorted(sandbox.written)
+    assert re.fullmatch(r"/tmp/[0-9a-f]{32}/_report_[0-9a-f]{16}\.py", supervisor)
+    assert written == ["main.py", "more.py"]
 
 
 def test_a_patch_that_adds_and_removes_files():
@@ -191,7 +193,7 @@ def test_rewards(command, score, reason):
 
 
 def test_what_is_not_the_agents_fault_is_no_zero():
-    with pytest.raises(GradingError, match=r"The image of task t/train/0 lacks what its tests are run with: exit code"):
+    with pytest.raises(GradingError, match=r"The image of task t/train/0 lacks what its tests are run with: 'no-such"):
         grade(task("no-such-program"))
     with pytest.raises(GradingError, match=r"/closed/t.sh of task t/train/0 cannot be put .* \(Permission denied\)"):
         grade(task("true", {"t.sh": b""}, hidden_folder="/closed"))
