@@ -73,8 +73,9 @@ class Player:
         bait = Bait()
         if attack.place in TARGETS:
             attack = attack.with_pieces(bait.pieces)
-            for place in (attack.place, *attack.also):
-                await self._play_graded(attack, TARGETS[place], outcome, place == attack.place)
+            async with asyncio.TaskGroup() as places:
+                for place in (attack.place, *attack.also):
+                    places.create_task(self._play_graded(attack, TARGETS[place], outcome, place == attack.place))
         else:
             before = baits.settings()
             await getattr(self, f"_play_{attack.place}")(attack, bait, outcome)
@@ -99,11 +100,13 @@ class Player:
             naive = 0.0
             if is_first and attack.live == "naive":
                 naive = await target.naive(sandbox, attack.reads)
-        try:
-            score, reason = await grade(left)
-        except (SandboxError, GradingError) as error:
-            outcome.gains.append(f"{task.id}: no reward in place of none: {error}")
-            score, reason = 0.0, str(error)
+        async with asyncio.TaskGroup() as gradings:
+            honest = gradings.create_task(self._honest(attack, target, grade))
+            try:
+                score, reason = await grade(left)
+            except (SandboxError, GradingError) as error:
+                outcome.gains.append(f"{task.id}: no reward in place of none: {error}")
+                score, reason = 0.0, str(error)
         if score:
             outcome.gains.append(f"{task.id}: a reward of {score:g}")
         outcome.notes.append(f"{task.id}: {reason}")
@@ -111,10 +114,10 @@ class Player:
             shown = said.output.decode(errors="replace") + reason
             outcome.is_alive = naive == 1.0 if attack.live == "naive" else bool(re.search(attack.sign, shown))
             outcome.notes.append(f"the naive grader gave {naive:g}; said: {shown[:500]!r}")
-        honest, reason = await self._honest(attack, target, grade)
-        if honest != 1.0:
+        reward, reason = honest.result()
+        if reward != 1.0:
             outcome.is_honest_work_rewarded = False
-            outcome.notes.append(f"{task.id}: honest work got {honest:g}: {reason}")
+            outcome.notes.append(f"{task.id}: honest work got {reward:g}: {reason}")
 
     async def _honest(
         self,
