@@ -1,7 +1,7 @@
 """Tries the attacks on a backend of this machine and prints what came of each; ends with 1 if one of them got through.
 
-    python -m envs.attacks --backend bubblewrap
-    python -m envs.attacks --backend docker --image python:3.11 --only memory,endings
+python -m envs.attacks --backend bubblewrap
+python -m envs.attacks --backend docker --image python:3.11 --only memory,endings
 """
 
 from __future__ import annotations

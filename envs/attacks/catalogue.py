@@ -79,7 +79,9 @@ class Attack:
             return tuple(map(put, value)) if isinstance(value, list | tuple) else value
 
         payload = ("main", "files", "shell", "sign", "entries", "arguments")
-        return Attack(**{f.name: (put if f.name in payload else lambda v: v)(getattr(self, f.name)) for f in fields(self)})
+        return Attack(
+            **{f.name: (put if f.name in payload else lambda v: v)(getattr(self, f.name)) for f in fields(self)}
+        )
 
 
 def load(folder: Path = PUBLISHED) -> list[Attack]:

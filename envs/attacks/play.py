@@ -50,9 +50,15 @@ class Outcome:
 class Player:
     """Tries attacks on one backend, one at a time; remembers which plain honest work it has seen rewarded."""
 
-    def __init__(self, backend: SandboxBackend, name: str) -> None:
-        """`name` is for reports."""
-        self.backend, self.name = backend, name
+    def __init__(self, backend: SandboxBackend, name: str, everywhere: bool = True) -> None:
+        """Nothing starts yet.
+
+        Args:
+            backend: starts all sandboxes.
+            name: of the backend, for reports.
+            everywhere: try attacks on all of their targets, and not on the first alone.
+        """
+        self.backend, self.name, self.everywhere = backend, name, everywhere
         self._plain: dict[str, bool] = {}
         self._witness: Sandbox | None = None
 
@@ -74,7 +80,7 @@ class Player:
         if attack.place in TARGETS:
             attack = attack.with_pieces(bait.pieces)
             async with asyncio.TaskGroup() as places:
-                for place in (attack.place, *attack.also):
+                for place in (attack.place, *attack.also)[: None if self.everywhere else 1]:
                     places.create_task(self._play_graded(attack, TARGETS[place], outcome, place == attack.place))
         else:
             before = baits.settings()

@@ -38,9 +38,7 @@ def check(a, b, expected):
     assert type(result) is int
     assert result == expected
 """
-APART = (
-    "from composer_solution import call\n" + _CHECK.format(call='call("main.scale_row", a, b)') + _CASES
-).encode()
+APART = ("from composer_solution import call\n" + _CHECK.format(call='call("main.scale_row", a, b)') + _CASES).encode()
 NAIVE = (
     "from main import scale_row\n"
     + _CHECK.format(call="scale_row(a, b)").replace("    assert type(result) is int\n", "")

@@ -29,12 +29,14 @@ RUNNERS = frozenset(
 )
 """Names, in small letters, of what says how tests run, in this language and others, or what a shell starts with."""
 _RUNNER_SUFFIXES = (".mk", ".mak", ".make")
-_RUNNER_CONFIG = re.compile(r"(jest|vitest|karma|ava|cypress|playwright|mocha|wdio|babel)\.(config|setup|conf)\.\w+|jest\.\w+")
+_RUNNER_CONFIG = re.compile(
+    r"(jest|vitest|karma|ava|cypress|playwright|mocha|wdio|babel)\.(config|setup|conf)\.\w+|jest\.\w+"
+)
 TEST_FOLDERS = frozenset({"test", "tests", "__tests__", "__mocks__"})
 _PROGRAM = r"(\.(py|sh|bash|zsh|pl|rb|[cm]?[jt]sx?|go|rs|c|cc|cpp|cs|java|kt|scala|php|lua|ex|exs|r|jl|ps1|bat))?"
 _TEST_NAME = re.compile(
     r"test_.*|[^.]*_test(\..*)?"
-    rf"|(run[-_]?)?tests?([-.][^.]*)?{_PROGRAM}"  # tests.py, run-tests.sh, test.sh
+    rf"|(run[-_]?)?tests?([-_][^.]*)?{_PROGRAM}"  # tests.py, run-tests.sh, test.sh
     rf"|.*[-_.]tests?{_PROGRAM}"  # a_tests.go, a.test.ts
     r"|.*\.spec\.[cm]?[jt]sx?|.*_spec\.rb"
     r"|.*(?-i:Tests?|TestCase|IT)\.(java|kt|scala|cs|groovy|php)",

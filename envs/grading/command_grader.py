@@ -330,9 +330,7 @@ class _Run:
             return {"found": {}, "problem": "pytest's process was killed before it had reported"}
         return None
 
-    async def _reward(
-        self, sandbox: Sandbox, path: str, result: ExecResult, report: Mapping[str, Any] | None
-    ) -> Grade:
+    async def _reward(self, sandbox: Sandbox, path: str, result: ExecResult, report: Mapping[str, Any] | None) -> Grade:
         """What was written to the file, or to the .json of its name; in full only if pytest, where it ran, agrees."""
         text = ""
         for place in (path, f"{posixpath.splitext(path)[0]}.json"):

@@ -226,7 +226,7 @@ def _supervise_command(child, reading, key, nonce):
         status = code if done else None
         if status is None:
             time.sleep(0.005)
-    report = judge(events, sys.argv)
+    report = judge(events)
     if report["problem"]:
         os.write(2, b"\n" + report["problem"].encode(errors="replace") + b"\n")
     if nonce:
@@ -234,7 +234,7 @@ def _supervise_command(child, reading, key, nonce):
     os._exit(report["status"])
 
 
-def judge(events, argv):
+def judge(events):
     """What events of a command's pytest are worth.
 
     Returns:
