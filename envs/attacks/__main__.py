@@ -23,7 +23,7 @@ from envs.sandbox.docker import DockerBackend
 
 def _backend(name: str, image: str) -> SandboxBackend:
     if name == "docker":
-        return DockerBackend("attacks", **({"image": image} if image else {}))
+        return DockerBackend("attacks", image) if image else DockerBackend("attacks")
     return BubblewrapBackend("attacks")
 
 
@@ -50,7 +50,9 @@ async def _try(attacks: Sequence[Attack], backend: SandboxBackend, name: str, ve
 
 def main() -> None:
     """Try them, as the command line says."""
-    parser = argparse.ArgumentParser(prog="python -m envs.attacks", description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m envs.attacks", description="Try the published attacks on a backend."
+    )
     parser.add_argument("--backend", choices=("bubblewrap", "docker"), default="bubblewrap")
     parser.add_argument("--image", default="", help="of Docker's sandboxes; needs python3 with pytest, and make")
     parser.add_argument("--folder", type=Path, default=PUBLISHED, help="attacks of your own, in the same shape")

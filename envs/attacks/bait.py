@@ -1,16 +1,15 @@
 """Secrets that attacks look for and marks that they leave: on the machine, and in a sandbox beside theirs.
 
-What stands for the machine is planted by `on_host`: a file, shared memory, a process, a server on the loopback address
-and one on an abstract socket, all with a secret. The same in a sandbox is planted by `IN_SANDBOX`. An attack knows where
-to look (<<bait>>, <<port>>), so nothing but isolation keeps the secret from it. What it would leave on the machine bears
-its mark (<<mark>>).
+What stands for the machine is planted by `on_host`: files, a process, a server on the loopback address and one on an
+abstract socket, all with a secret. The same in a sandbox is planted by `IN_SANDBOX`. An attack knows where to look
+(<<bait>>, <<port>>), so nothing but isolation keeps the secret from it. What it would leave on the machine bears its
+mark (<<mark>>).
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import glob
 import os
 import secrets
 import subprocess
@@ -21,13 +20,14 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-_LOOKED_AT = "/ /tmp /var/tmp /dev/shm /dev/mqueue /etc /root /home /home/* /run /usr/bin /usr/local/bin /sys/fs/cgroup"
+_LOOKED_AT = ". tmp var/tmp dev/shm dev/mqueue etc root home home/* run usr/bin usr/local/bin sys/fs/cgroup"
 _TEXTS = "/proc/sys/kernel/hostname /proc/sys/kernel/core_pattern /proc/sys/kernel/modprobe /proc/net/unix /proc/keys"
 _SETTINGS = (
     "/proc/sys/kernel/hostname /proc/sys/kernel/core_pattern /proc/sys/kernel/randomize_va_space "
     "/proc/sys/kernel/sysrq /proc/sys/vm/overcommit_memory /proc/sys/vm/drop_caches /proc/sys/net/ipv4/ip_forward"
 )
 _LEAST_PORT = 20000
+_LIFETIME_S = 60
 
 
 @dataclass
@@ -58,9 +58,9 @@ class Bait:
         """Where on this machine its mark is."""
         found = []
         for pattern in _LOOKED_AT.split():
-            for folder in glob.glob(pattern):
+            for folder in [Path("/")] if pattern == "." else Path("/").glob(pattern):
                 with contextlib.suppress(OSError):
-                    found += [f"{folder}/{name}" for name in os.listdir(folder) if name.startswith(self.mark)]
+                    found += [str(path) for path in folder.iterdir() if path.name.startswith(self.mark)]
         for path in _TEXTS.split():
             with contextlib.suppress(OSError):
                 lines = Path(path).read_text(errors="replace").splitlines()
@@ -130,7 +130,7 @@ async def on_host(bait: Bait) -> AsyncIterator[None]:
             stack.callback(path.unlink, missing_ok=True)
             path.write_text(secret)
         process = subprocess.Popen(
-            [sys.executable, "-c", "import time; time.sleep(60)", secret], env=os.environ | {"BAIT": secret}
+            [sys.executable, "-c", f"import time; time.sleep({_LIFETIME_S})", secret], env=os.environ | {"BAIT": secret}
         )
         stack.callback(_end, process)
         yield

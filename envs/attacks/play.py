@@ -16,8 +16,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import composer.types
 from composer.contract import ExecResult, Sandbox, SandboxBackend, SandboxLimits
 from composer.errors import GradingError, SandboxError
+from composer.types import Trajectory
 from envs.attacks import bait as baits
 from envs.attacks.bait import Bait
 from envs.attacks.catalogue import Attack
@@ -97,7 +99,7 @@ class Player:
             """Reward and reason; nothing that can be collected is nothing to grade, as in an episode."""
             if files is None:
                 return 0.0, "not collected"
-            verdict = await grader.grade(task, files, self.backend)
+            verdict = await grader.grade(task, files, self.backend, _nobody(task.id))
             return verdict.score, str(verdict.details.get("reason", ""))
 
         async with _stopped(await self.backend.start(task.files, LIMITS)) as sandbox:
@@ -245,6 +247,11 @@ class Player:
             return
         if b"still here" not in answer.output:
             outcome.gains.append(f"a sandbox does not work any more: {answer.output[-200:]!r}")
+
+
+def _nobody(task_id: str) -> Trajectory:
+    """The record of an episode in which no policy took part: graders of attacks look at files alone."""
+    return Trajectory(task_id, "attacks", "attacks/0", [], [], composer.types.Outcome.FINISHED, None)
 
 
 async def _leave_behind(attack: Attack, sandbox: Sandbox) -> ExecResult:

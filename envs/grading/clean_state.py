@@ -25,7 +25,7 @@ RUNNERS = frozenset(
     .mocharc.yml .mocharc.yaml .nycrc .taprc .babelrc ctestlist.txt cmakelists.txt meson.build build.ninja
     build.gradle build.gradle.kts settings.gradle pom.xml build.xml build.sbt build.rs .bazelrc
     .bashrc .bash_profile .bash_login .bash_aliases .profile .zshenv .zshrc .inputrc .pythonrc .pdbrc .gitconfig .netrc
-    """.split()
+    """.split()  # noqa: SIM905 - names by the dozen
 )
 """Names, in small letters, of what says how tests run, in this language and others, or what a shell starts with."""
 _RUNNER_SUFFIXES = (".mk", ".mak", ".make")
@@ -54,7 +54,7 @@ RUNNER_MODULES = frozenset(
     pytest _pytest py pluggy iniconfig packaging pygments exceptiongroup tomli toml colorama attr attrs more_itertools
     importlib_metadata zipp atomicwrites wcwidth six typing_extensions argcomplete pexpect xdist execnet coverage
     nose tox nox unittest2 composer_solution
-    """.split()
+    """.split()  # noqa: SIM905
 )
 """What pytest and other runners import, some of it only in their older versions."""
 
@@ -69,9 +69,9 @@ def clean_state(
 ) -> dict[str, bytes]:
     """The files to grade: base state, the agent's changes, and the hidden tests over both.
 
-    What the agent did to what decides is undone: such files are restored from the base state, also deleted ones, or left
-    out where there were none. These are tests and their configuration, what runs them, what is installed, git's own
-    files, compiled files (pytest would take a forged one for a test's own), and new modules that hide the standard
+    What the agent did to what decides is undone: such files are restored from the base state, also deleted ones, or
+    left out where there were none. These are tests and their configuration, what runs them, what is installed, git's
+    own files, compiled files (pytest would take a forged one for a test's own), and new modules that hide the standard
     library, pytest or a hidden test from the interpreter.
 
     Args:

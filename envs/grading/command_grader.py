@@ -4,13 +4,13 @@ The sandbox starts from the task's base state; the agent's changes and then the 
 command is and how it is read says the task's `Recipe`, which is in its metadata: by exit code, by pytest's summary or a
 JUnit report with lists of tests that must pass, or by a reward that it writes to a file.
 
-What holds: the sandbox starts from a clean state, and what decides there (tests, their configuration, what runs them) is
-the task's. Where the command runs pytest, whatever lies between them, results and exit code come from a process that the
-solution cannot look into (`reporter.py`): ending early, printing a verdict, writing a report, skipping tests from inside
-do not work. What does not hold: the solution runs in the sandbox, and mostly in the process, in which it is judged, so
-code that looks for pytest's or the tests' objects in memory can forge; and of programs other than pytest, the exit code
-and the report are their own word. Where functions can be called with plain data, `envs.grading.pytest_grader` with tests
-that run apart is the honest way. docs/attacks.md says more.
+What holds: the sandbox starts from a clean state, and what decides there (tests, their configuration, what runs them)
+is the task's. Where the command runs pytest, whatever lies between them, results and exit code come from a process that
+the solution cannot look into (reporter.py): ending early, printing a verdict, writing a report, skipping tests from
+inside do not work. What does not hold: the solution runs in the sandbox, and mostly in the process, in which it is
+judged, so code that looks for pytest's or the tests' objects in memory can forge; and of programs other than pytest,
+exit code and report are their own word. Where functions can be called with plain data, `envs.grading.pytest_grader`
+with tests that run apart is the honest way. docs/attacks.md says more.
 """
 
 from __future__ import annotations

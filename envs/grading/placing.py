@@ -1,7 +1,7 @@
 """Makes the sandbox of an image what is to be graded: base state, the agent's changes, the tests' own files over both.
 
-What is alike is left alone, and so keeps its mode. What was deleted goes. A symbolic link of the image that stands on the
-way to a file that is put there goes too: through it, one file would become another.
+What is alike is left alone, and so keeps its mode. What was deleted goes. A symbolic link of the image that stands on
+the way to a file that is put there goes too: through it, one file would become another.
 """
 
 from __future__ import annotations

@@ -250,9 +250,9 @@ def judge(events):
         is_foreign = outcome == "skipped" and not event["marked"] and not _is_of_tests(event["where"], name)
         if outcome == "failed" or is_foreign:
             found[name] = False
-            reasons.append("%s: %s in %s: %s" % (name, outcome, event["when"], event["message"]))
+            reasons.append(": ".join([name, outcome + " in " + event["when"], event["message"]]))
         if is_foreign:
-            problem = problem or "%s was skipped by what it tests, %s" % (name, event["where"])
+            problem = problem or name + " was skipped by what it tests, " + event["where"]
         elif event["expected"] and outcome != "failed":
             found.setdefault(name, True)  # as for pytest
         elif outcome == "skipped":
@@ -265,7 +265,7 @@ def judge(events):
     if not statuses or not any(event["when"] == "end" for event in events):
         problem = problem or "pytest's process ended before its tests did"
     elif missing:
-        problem = problem or "%d of the tests did not run, %s among them" % (len(missing), min(missing))
+        problem = problem or str(len(missing)) + " of the tests did not run, " + min(missing) + " among them"
     elif not statuses[-1] and not all(found.values()):
         problem = problem or "tests failed, and pytest would have ended with 0"
     status = (statuses or [1])[-1] or int(bool(problem))

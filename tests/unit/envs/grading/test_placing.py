@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import sys
 from pathlib import Path
 
@@ -40,9 +39,9 @@ def test_files_and_folders_take_each_others_places(sandbox):
 
 
 def test_nothing_is_written_through_a_link_of_the_image(sandbox):
-    os.symlink("tests", sandbox.work / "link")
-    os.symlink("a.py", sandbox.work / "alias")
-    os.symlink("tests", sandbox.work / "unrelated")
+    (sandbox.work / "link").symlink_to("tests")
+    (sandbox.work / "alias").symlink_to("a.py")
+    (sandbox.work / "unrelated").symlink_to("tests")
     bring(sandbox, {**BASE, "link/t.py": b"forged", "alias": b"forged"})
     assert (sandbox.work / "tests/t.py").read_bytes() == b"t"
     assert (sandbox.work / "unrelated").is_symlink()

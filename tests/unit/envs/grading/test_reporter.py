@@ -126,7 +126,8 @@ def test_nothing_that_the_solution_does_ends_with_success(tmp_path, main):
 
 def test_marks_and_skips_of_the_tests_own_are_theirs(tmp_path):
     test = (
-        "import main, pytest\n\n\n@pytest.mark.xfail\ndef test_a():\n    main.f()\n\n\ndef test_b():\n    pytest.skip('x')\n"
+        "import main, pytest\n\n\n@pytest.mark.xfail\ndef test_a():\n    main.f()\n"
+        "\n\ndef test_b():\n    pytest.skip('x')\n"
         "\n\n@pytest.mark.skip\ndef test_c(): pass\n\n\n@pytest.mark.xfail(run=False)\ndef test_d(): pass\n"
     )
     code, report, output = run(tmp_path, "def f(): raise ValueError\n", test)
