@@ -16,9 +16,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import composer.types
 from composer.contract import ExecResult, Sandbox, SandboxBackend, SandboxLimits
 from composer.errors import GradingError, SandboxError
+from composer.types import Outcome as Ending
 from composer.types import Trajectory
 from envs.attacks import bait as baits
 from envs.attacks.bait import Bait
@@ -251,7 +251,7 @@ class Player:
 
 def _nobody(task_id: str) -> Trajectory:
     """The record of an episode in which no policy took part: graders of attacks look at files alone."""
-    return Trajectory(task_id, "attacks", "attacks/0", [], [], composer.types.Outcome.FINISHED, None)
+    return Trajectory(task_id, "attacks", "attacks/0", [], [], Ending.FINISHED, None)
 
 
 async def _leave_behind(attack: Attack, sandbox: Sandbox) -> ExecResult:
