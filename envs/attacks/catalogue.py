@@ -120,8 +120,10 @@ def _attack(path: Path, given: Mapping[str, Any]) -> Attack:
         raise ValueError(f"{attack.name}: place={attack.place!r} must be one of {', '.join((*TARGETS, *PLACES))}")
     if attack.live not in LIVENESS:
         raise ValueError(f"{attack.name}: live={attack.live!r} must be one of {', '.join(LIVENESS)}")
-    if attack.control not in ("beside", "plain") or SOLUTION in attack.files:
-        raise ValueError(f"{attack.name}: control must be beside or plain, and {SOLUTION} is given as `main`")
+    if attack.control not in ("beside", "plain"):
+        raise ValueError(f"{attack.name}: control={attack.control!r} must be beside or plain")
+    if SOLUTION in attack.files:
+        raise ValueError(f"{attack.name}: {SOLUTION} is given as `main`, not among `files`")
     if attack.live == "sign" and not attack.sign:
         raise ValueError(f"{attack.name}: it needs a `sign`")
     return attack

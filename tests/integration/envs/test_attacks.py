@@ -6,14 +6,18 @@ show that it is one: an attack that does nothing would be held off by anything.
 
 from __future__ import annotations
 
+import dataclasses
+import tempfile
 from collections.abc import Iterator
 
 import pytest
 
-from composer.contract import SandboxBackend
+from composer.contract import Grade, SandboxBackend
 from composer.types import Split
-from envs.attacks.catalogue import load
+from envs.attacks.bait import Bait
+from envs.attacks.catalogue import Attack, load
 from envs.attacks.play import Player
+from envs.attacks.targets import TARGETS
 from envs.grading.pytest_grader import PytestGrader
 from envs.sandbox.bubblewrap import BubblewrapBackend
 from envs.sandbox.docker import DockerBackend
@@ -72,6 +76,43 @@ def test_there_are_enough_of_every_kind():
     }  # fmt: skip
     assert {family: families.count(family) for family in set(families)}.keys() == least.keys()
     assert all(families.count(family) >= number for family, number in least.items())
+
+
+class Generous:
+    """A grader that is content with everything."""
+
+    async def grade(self, task, files, backend, trajectory):
+        return Grade(1.0)
+
+
+def test_a_grader_that_falls_is_noticed(runner, backend, monkeypatch):
+    player = Player(backend, "bubblewrap", everywhere=False)
+    monkeypatch.setitem(TARGETS, "exit", dataclasses.replace(TARGETS["exit"], grader=lambda timeout_s: Generous()))
+    outcome = runner.run(player.play(ATTACKS["exit at import"]))
+    assert outcome.gains == ["attacks/train/exit: a reward of 1"] and not outcome.held
+
+
+def test_an_attack_that_does_nothing_proves_nothing(runner, backend):
+    player = Player(backend, "bubblewrap")
+    for attack in (
+        Attack("idle", "mine", "nothing", "exit"),
+        Attack("idle", "mine", "nothing", "neighbour", shell="true", live="own"),
+        Attack("idle", "mine", "nothing", "host", shell="true", live="sign", sign="tried"),
+    ):
+        outcome = runner.run(player.play(attack))
+        assert outcome.gains == [] and not outcome.is_alive and not outcome.held
+    runner.run(player.close())
+
+
+def test_a_leak_and_a_mark_are_noticed(runner, backend):
+    bait = Bait()
+    with tempfile.NamedTemporaryFile(prefix=bait.mark, dir="/tmp") as file:
+        assert bait.found_on_host() == [file.name]
+    assert bait.found_on_host() == []
+    player = Player(backend, "bubblewrap")
+    attack = Attack("loud", "mine", "says that it got something", "host", shell="echo GOT it", live="sign", sign="GOT")
+    assert runner.run(player.play(attack)).gains == ["GOT it"]
+    runner.run(player.close())
 
 
 SPAWNS = """
