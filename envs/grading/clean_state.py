@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import cached_property
 from pathlib import PurePosixPath
 
 from composer.contract import SandboxLimits
@@ -13,27 +17,73 @@ CONFIG_FILES = frozenset(
     {"pytest.toml", ".pytest.toml", "pytest.ini", ".pytest.ini", "pyproject.toml", "setup.cfg", "tox.ini"}
 )
 """What pytest 9 looks for (`_pytest.config.findpaths.CONFIG_LOADERS_BY_NAME`)."""
-TEST_CONFIG = CONFIG_FILES | {"conftest.py"}
-TEST_FOLDERS = frozenset({"test", "tests"})
+RUNNERS = frozenset(
+    """
+    conftest.py noxfile.py .coveragerc .testr.conf .stestr.conf nose.cfg unittest.cfg
+    makefile gnumakefile bsdmakefile justfile .justfile taskfile.yml taskfile.yaml rakefile .rspec phpunit.xml
+    phpunit.xml.dist package.json .npmrc .yarnrc .yarnrc.yml .pnpmfile.cjs .mocharc.js .mocharc.cjs .mocharc.json
+    .mocharc.yml .mocharc.yaml .nycrc .taprc .babelrc ctestlist.txt cmakelists.txt meson.build build.ninja
+    build.gradle build.gradle.kts settings.gradle pom.xml build.xml build.sbt build.rs .bazelrc
+    .bashrc .bash_profile .bash_login .bash_aliases .profile .zshenv .zshrc .inputrc .pythonrc .pdbrc .gitconfig .netrc
+    """.split()  # noqa: SIM905 - names by the dozen
+)
+"""Names, in small letters, of what says how tests run, in this language and others, or what a shell starts with."""
+_RUNNER_SUFFIXES = (".mk", ".mak", ".make")
+_RUNNER_CONFIG = re.compile(
+    r"(jest|vitest|karma|ava|cypress|playwright|mocha|wdio|babel)\.(config|setup|conf)\.\w+|jest\.\w+"
+)
+TEST_FOLDERS = frozenset({"test", "tests", "__tests__", "__mocks__"})
+_PROGRAM = r"(\.(py|sh|bash|zsh|pl|rb|[cm]?[jt]sx?|go|rs|c|cc|cpp|cs|java|kt|scala|php|lua|ex|exs|r|jl|ps1|bat))?"
+_TEST_NAME = re.compile(
+    r"test_.*|[^.]*_test(\..*)?"
+    rf"|(run[-_]?)?tests?([-_][^.]*)?{_PROGRAM}"  # tests.py, run-tests.sh, test.sh
+    rf"|.*[-_.]tests?{_PROGRAM}"  # a_tests.go, a.test.ts
+    r"|.*\.spec\.[cm]?[jt]sx?|.*_spec\.rb"
+    r"|.*(?-i:Tests?|TestCase|IT)\.(java|kt|scala|cs|groovy|php)",
+    re.IGNORECASE,
+)
 STARTUP = frozenset({"sitecustomize", "usercustomize"})
+INSTALLED = frozenset({"site-packages", "dist-packages", "node_modules", ".git", ".hg", ".svn"})
+"""Folders of what is installed and not written here, and of git's own files: hooks, configuration, and the past."""
+_METADATA = (".dist-info", ".egg-info", ".egg-link", ".egg")
+"""By which plugins are found."""
 _PAGE_BYTES = 4096
 """What a file takes of a disk at least, and a page of one that lies in memory."""
-RUNNER_MODULES = frozenset({"pytest", "_pytest", "py", "pluggy", "iniconfig", "packaging", "pygments"})
+RUNNER_MODULES = frozenset(
+    """
+    pytest _pytest py pluggy iniconfig packaging pygments exceptiongroup tomli toml colorama attr attrs more_itertools
+    importlib_metadata zipp atomicwrites wcwidth six typing_extensions argcomplete pexpect xdist execnet coverage
+    nose tox nox unittest2 composer_solution
+    """.split()  # noqa: SIM905
+)
+"""What pytest and other runners import, some of it only in their older versions."""
 
 
-def clean_state(task: Task, final: Mapping[str, bytes]) -> dict[str, bytes]:
+def clean_state(
+    task: Task,
+    final: Mapping[str, bytes],
+    *,
+    restored: Sequence[str] = (),
+    kept: Sequence[str] = (),
+    tests: bool = True,
+) -> dict[str, bytes]:
     """The files to grade: base state, the agent's changes, and the hidden tests over both.
 
-    What the agent did to tests and to test configuration is undone: such files are restored from the base state, or
-    left out where there were none. So are compiled files (pytest would take a forged one for a test's own) and new
-    modules that hide the standard library, pytest or a hidden test from the interpreter.
+    What the agent did to what decides is undone: such files are restored from the base state, also deleted ones, or
+    left out where there were none. These are tests and their configuration, what runs them, what is installed, git's
+    own files, compiled files (pytest would take a forged one for a test's own), and new modules that hide the standard
+    library, pytest or a hidden test from the interpreter.
 
     Args:
         task: base state and hidden tests.
         final: every file the agent left behind.
+        restored: patterns of more files that decide.
+        kept: patterns of files that do not, whatever they look like; hidden tests still go over them.
+        tests: whether tests, their configuration and what runs them are among these files.
     """
-    files = {path: content for path, content in final.items() if not _decides(path, task)}
-    files = _without_collisions(files, _restored(task))
+    rules = _Rules(task, tuple(restored), tuple(kept), tests)
+    files = {path: content for path, content in final.items() if not rules.decides(path)}
+    files = _without_collisions(files, rules.of_base())
     for hidden in task.hidden_tests:
         files = {path: content for path, content in files.items() if not _in_the_way(path, hidden)}
     return files | task.hidden_tests
@@ -79,11 +129,7 @@ def test_files(task: Task) -> dict[str, bytes]:
 
     These are the hidden tests, and what of the base state belongs to tests: configuration, conftest.py, tests/.
     """
-    return _restored(task) | task.hidden_tests
-
-
-def _restored(task: Task) -> dict[str, bytes]:
-    return {path: content for path, content in task.files.items() if _decides(path, task)}
+    return _Rules(task).of_base() | task.hidden_tests
 
 
 def _without_collisions(files: Mapping[str, bytes], restored: Mapping[str, bytes]) -> dict[str, bytes]:
@@ -96,17 +142,51 @@ def _without_collisions(files: Mapping[str, bytes], restored: Mapping[str, bytes
     return {path: content for path, content in files.items() if not collides(path)} | dict(restored)
 
 
-def _decides(path: str, task: Task) -> bool:
-    """Whether a file belongs to the tests and not to the solution."""
-    p = PurePosixPath(path)
-    stem = _stem(p.name)
-    top = _stem(p.parts[0])
-    if p.name in TEST_CONFIG or STARTUP & {stem, top} or p.suffix in (".pyc", ".pth") or "__pycache__" in p.parts:
+@dataclass(frozen=True)
+class _Rules:
+    """Tells which files belong to the tests and not to the solution."""
+
+    task: Task
+    restored: tuple[str, ...] = ()
+    kept: tuple[str, ...] = ()
+    tests: bool = True
+
+    @cached_property
+    def _environments(self) -> set[str]:
+        """Folders of the base state that are virtual environments."""
+        return {path.rpartition("/")[0] for path in self.task.files if path.rpartition("/")[2] == "pyvenv.cfg"}
+
+    def of_base(self) -> dict[str, bytes]:
+        """Those of the base state."""
+        return {path: content for path, content in self.task.files.items() if self.decides(path)}
+
+    def decides(self, path: str) -> bool:
+        """Whether a file does."""
+        if any(fnmatchcase(path, pattern) for pattern in self.kept):
+            return False
+        if any(fnmatchcase(path, pattern) for pattern in self.restored):
+            return True
+        p = PurePosixPath(path)
+        stems = {_stem(part) for part in p.parts}
+        if STARTUP & stems or p.suffix in (".pyc", ".pth") or "__pycache__" in p.parts:
+            return True
+        if not INSTALLED.isdisjoint(p.parts) or any(part.endswith(_METADATA) for part in p.parts):
+            return True
+        if self._environments and any(str(folder) in self._environments for folder in p.parents):
+            return True
+        if self.tests and _runs_tests(p):
+            return True
+        top = _stem(p.parts[0])
+        importable = len(p.parts) > 1 or p.suffix in (".py", ".so")
+        hides = top in sys.stdlib_module_names or top in RUNNER_MODULES
+        return importable and hides and path not in self.task.files
+
+
+def _runs_tests(p: PurePosixPath) -> bool:
+    name = p.name.lower()
+    if p.name in CONFIG_FILES or name in RUNNERS or name.endswith(_RUNNER_SUFFIXES) or _RUNNER_CONFIG.fullmatch(name):
         return True
-    if stem.startswith("test_") or stem.endswith("_test") or not TEST_FOLDERS.isdisjoint(p.parts[:-1]):
-        return True
-    importable = len(p.parts) > 1 or p.suffix in (".py", ".so")
-    return importable and path not in task.files and (top in sys.stdlib_module_names or top in RUNNER_MODULES)
+    return bool(_TEST_NAME.fullmatch(p.name)) or not TEST_FOLDERS.isdisjoint(p.parts[:-1])
 
 
 def _in_the_way(path: str, hidden: str) -> bool:

@@ -4,9 +4,13 @@ The sandbox starts from the task's base state; the agent's changes and then the 
 command is and how it is read says the task's `Recipe`, which is in its metadata: by exit code, by pytest's summary or a
 JUnit report with lists of tests that must pass, or by a reward that it writes to a file.
 
-The solution runs in the sandbox, and mostly in the process, in which it is judged, so code that is written to forge a
-report can. What holds: it starts from a clean state, and tests and their configuration are the task's. Where functions
-can be called with plain data, `envs.grading.pytest_grader` with tests that run apart is the honest way.
+What holds: the sandbox starts from a clean state, and what decides there (tests, their configuration, what runs them)
+is the task's. Where the command runs pytest, whatever lies between them, results and exit code come from a process that
+the solution cannot look into (reporter.py): ending early, printing a verdict, writing a report, skipping tests from
+inside do not work. What does not hold: the solution runs in the sandbox, and mostly in the process, in which it is
+judged, so code that looks for pytest's or the tests' objects in memory can forge; and of programs other than pytest,
+exit code and report are their own word. Where functions can be called with plain data, `envs.grading.pytest_grader`
+with tests that run apart is the honest way. docs/attacks.md says more.
 """
 
 from __future__ import annotations
@@ -16,16 +20,19 @@ import dataclasses
 import json
 import math
 import posixpath
+import re
 import secrets
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from composer.contract import ExecResult, Grade, Sandbox, SandboxBackend, SandboxLimits
 from composer.errors import GradingError, TaskError
 from composer.types import Task, Trajectory
-from envs.grading.clean_state import clean_state, does_not_fit
+from envs.grading.clean_state import CONFIG_FILES, clean_state, does_not_fit
+from envs.grading.placing import DoesNotFitError, bring_to, put
 from envs.grading.reports import junit_name, not_passed, read_junit, read_summary
 from envs.grading.unified_diff import apply_diff
 
@@ -33,6 +40,18 @@ REPORTS = ("exit_code", "pytest", "junit", "reward")
 _KEY = "grading"
 _MAX_REPORT_BYTES = 16 * 2**20
 _NO_SUCH_COMMAND = 127
+_REPORT = re.compile(rb"\n[0-9a-f]{32}\{.*\}\n")
+"""A supervisor's, as it is printed."""
+_NOTHING_RAN = ExecResult(0, b"")
+_REPORTER = Path(__file__).with_name("reporter.py")
+_READY = b"composer-grading-ready"
+_SUPERVISED = """\
+if [ -r {folder}/{plugin}.py ]; then
+    export COMPOSER_GRADING_COMMAND=on PYTHONPATH={folder}${{PYTHONPATH:+:$PYTHONPATH}}
+    export PYTEST_ADDOPTS="-p {plugin}${{PYTEST_ADDOPTS:+ $PYTEST_ADDOPTS}}"
+fi
+"""
+"""Goes before a task's command, so that each pytest below it has a supervisor."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +71,12 @@ class Recipe:
     hidden_folder: str = ""
     """Where hidden files go; "": the working directory."""
     restores_tests: bool = True
-    """Whether the agent's changes of tests and of their configuration are undone (`clean_state`)."""
+    """Whether the agent's changes of tests, of their configuration and of what runs them are undone (`clean_state`).
+    Without it, only those are that would be imported in the place of the runner's own modules."""
+    restored: tuple[str, ...] = ()
+    """Patterns (`tools/*.sh`) of more files that decide: the agent's changes of them are undone too."""
+    kept: tuple[str, ...] = ()
+    """Patterns of files that the agent is to change although they look as if they decided (`Makefile`)."""
     timeout_s: float = 0.0
     """Wall time of the command; 0: that of the task's metadata (`timeout_s`), or the grader's own."""
 
@@ -127,7 +151,7 @@ class CommandGrader:
             memory_bytes=memory_bytes,
             num_processes=num_processes,
             disk_bytes=min(disk_bytes, memory_bytes // 2),
-            output_bytes=2**20,
+            output_bytes=2**23,  # the report of some ten thousand tests
         )
         self._slots = asyncio.Semaphore(concurrency)
 
@@ -173,28 +197,59 @@ class _Run:
     limits: SandboxLimits
     timeout_s: float
     max_state_bytes: int
+    # Names and words that nothing which the agent left behind can know.
+    plugin: str = field(default_factory=lambda: f"_report_{secrets.token_hex(8)}")
+    folder: str = field(default_factory=lambda: f"/tmp/{secrets.token_hex(16)}")
+    nonce: bytes = field(default_factory=lambda: secrets.token_hex(16).encode())
 
     async def grade(self, final: Mapping[str, bytes]) -> Grade:
-        task, state = self.task, {}
+        """Run the command, read what came of it, and say who is to blame where nothing did."""
+        try:
+            grade = await self._try(final)
+        except DoesNotFitError as error:
+            return _grade(0.0, str(error), _NOTHING_RAN)
+        if grade is not None:
+            return grade
+        # "No such command": the solution's own doing if the base state knows the command.
+        another = dataclasses.replace(self, plugin=f"{self.plugin}_", nonce=secrets.token_hex(16).encode())
+        if await another._try(None) is None:
+            raise GradingError(
+                f"The image of task {self.task.id} lacks what its tests are run with: "
+                f"{self.recipe.command!r:.200} ends with {_NO_SUCH_COMMAND} on its base state."
+            )
+        return _grade(0.0, f"the command ended with {_NO_SUCH_COMMAND}, as on the base state it does not", _NOTHING_RAN)
+
+    async def _try(self, final: Mapping[str, bytes] | None) -> Grade | None:
+        """The grade of a state (None: of the base state); None if there is no such command."""
+        task = self.task
         if not task.image:
-            state = self._state(task.files, final)
-            if reason := does_not_fit(task, state, self.limits):
-                return _grade(0.0, reason, ExecResult(0, b""))
+            state = self._state(task.files, task.files if final is None else final)
             sandbox = await self.backend.start(state, self.limits)
         else:
             sandbox = await self.backend.start(task.files, self.limits, image=task.image)
         try:
             if task.image:
-                await self._bring_to(sandbox, final)
-            if folder := self.recipe.hidden_folder:
-                for path, content in self._hidden().items():
-                    await self._put(sandbox, posixpath.join(folder, path), content)
+                base = await self._base_of(sandbox)
+                await bring_to(sandbox, base, self._state(base, base if final is None else final), task.id)
+            for path, content in self._beside().items():
+                await put(sandbox, path, content, task.id)
             return await self._run(sandbox)
         finally:
             await asyncio.shield(asyncio.ensure_future(sandbox.stop()))
 
     def _hidden(self) -> dict[str, bytes]:
         return {path: content for path, content in self.task.hidden_tests.items() if path != self.recipe.patch}
+
+    def _beside(self) -> dict[str, bytes]:
+        """What goes elsewhere than into the working directory: path -> content."""
+        files = {f"{self.folder}/{self.plugin}.py": _REPORTER.read_bytes()}
+        if folder := self.recipe.hidden_folder:
+            hidden = self._hidden()
+            if CONFIG_FILES.isdisjoint(hidden):
+                # pytest would look for its configuration in the working directory, where it is the agent's.
+                hidden["pytest.ini"] = b"[pytest]\n"
+            files |= {posixpath.join(folder, path): content for path, content in hidden.items()}
+        return files
 
     def _state(self, base: Mapping[str, bytes], final: Mapping[str, bytes]) -> dict[str, bytes]:
         """The working directory to grade: the agent's, with the tests' own files."""
@@ -207,62 +262,52 @@ class _Run:
                 raise TaskError(f"The patch of the tests of task {self.task.id} cannot be applied: {error}.") from None
             hidden |= {path: content for path, content in changed.items() if content is not None}
             gone = [path for path, content in changed.items() if content is None]
-        if self.recipe.restores_tests:
-            state = clean_state(dataclasses.replace(self.task, files=dict(base), hidden_tests=hidden), final)
-        else:
-            state = {**final, **hidden}
-        return {path: content for path, content in state.items() if path not in gone}
+        task = dataclasses.replace(self.task, files=dict(base), hidden_tests=hidden)
+        recipe = self.recipe
+        state = clean_state(task, final, restored=recipe.restored, kept=recipe.kept, tests=recipe.restores_tests)
+        state = {path: content for path, content in state.items() if path not in gone}
+        if reason := does_not_fit(task, state, self.limits):
+            raise DoesNotFitError(reason)
+        return state
 
-    async def _bring_to(self, sandbox: Sandbox, final: Mapping[str, bytes]) -> None:
-        """Make the sandbox of an image what is to be graded; what is alike is left alone, and so keeps its mode."""
+    async def _base_of(self, sandbox: Sandbox) -> dict[str, bytes]:
         try:
-            base = await sandbox.files(self.max_state_bytes)
+            return await sandbox.files(self.max_state_bytes)
         except OSError as error:
             raise GradingError(
                 f"The files of image {self.task.image} of task {self.task.id} cannot be collected "
                 f"({error.strerror or error}): raise max_state_bytes={self.max_state_bytes}, or use a smaller image."
             ) from None
-        state = self._state(base, final)
-        if gone := base.keys() - state.keys():
-            paths = "".join(f"./{path}\0" for path in gone).encode(errors="surrogateescape")
-            removed = await sandbox.exec(["xargs", "-0", "rm", "-f", "--"], stdin=paths)
-            if removed.exit_code:
-                raise GradingError(
-                    f"{len(gone)} files that were deleted cannot be removed from the grading sandbox of task "
-                    f"{self.task.id}: {_shown(removed)}."
-                )
-        for path, content in state.items():
-            if base.get(path) != content:
-                await self._put(sandbox, path, content)
 
-    async def _put(self, sandbox: Sandbox, path: str, content: bytes) -> None:
-        try:
-            await sandbox.write(path, content)
-        except OSError as error:
-            raise GradingError(
-                f"{path} of task {self.task.id} cannot be put into its grading sandbox "
-                f"({error.strerror or type(error).__name__}): its user must be able to write there."
-            ) from None
-
-    async def _run(self, sandbox: Sandbox) -> Grade:
+    async def _run(self, sandbox: Sandbox) -> Grade | None:
         recipe = self.recipe
         # A name that nothing which the agent left behind can know.
         report_path = recipe.report_path or f"/tmp/report-{secrets.token_hex(16)}.xml"
         command = recipe.command.replace("{report}", shlex.quote(report_path))
-        result = await sandbox.exec(["sh", "-c", command], timeout_s=self.timeout_s)
-        if result.exit_code == _NO_SUCH_COMMAND and not result.timed_out:
-            raise GradingError(f"The image of task {self.task.id} lacks what its tests are run with: {_shown(result)}.")
+        command = _SUPERVISED.format(folder=self.folder, plugin=self.plugin) + command
+        # A program that reads its input without being asked would take the nonce for it.
+        nonce = b"" if recipe.report == "exit_code" else self.nonce
+        result = await sandbox.exec(["sh", "-c", command], stdin=nonce, timeout_s=self.timeout_s)
         if result.timed_out:
             return _grade(0.0, f"the tests did not end within {self.timeout_s:g} s", result)
-        if recipe.report == "reward":
-            return await self._reward(sandbox, report_path, result)
+        if result.exit_code == _NO_SUCH_COMMAND:
+            return None
         if recipe.report == "exit_code":
             return _grade(float(result.exit_code == 0), f"the command failed: {_shown(result)}", result)
+        report = self._supervised(result)
+        if recipe.report == "reward":
+            return await self._reward(sandbox, report_path, result, report)
         required = [*recipe.fail_to_pass, *recipe.pass_to_pass]
         try:
-            if recipe.report == "junit":
+            if report is not None:
+                found = {str(name): bool(passed) for name, passed in report["found"].items()}
+                if not found and report["problem"]:
+                    return _grade(0.0, f"{report['problem']}: {_shown(result)}", result)
+            elif recipe.report == "junit":
                 found = read_junit(await sandbox.read(report_path, _MAX_REPORT_BYTES))
                 required = list(map(junit_name, required))
+            elif result.truncated:
+                raise ValueError(f"more than {self.limits.output_bytes} bytes were printed")
             else:
                 found = read_summary(result.output)
         except (OSError, ValueError) as error:
@@ -270,8 +315,23 @@ class _Run:
             return _grade(0.0, reason, result)
         return _verdict(found, required, result)
 
-    async def _reward(self, sandbox: Sandbox, path: str, result: ExecResult) -> Grade:
-        """What was written to the file, or to the .json of its name."""
+    def _supervised(self, result: ExecResult) -> dict[str, Any] | None:
+        """What pytest's supervisor says; None if no pytest has run under one.
+
+        Without a report after a supervisor has begun, nothing has passed: whoever ended it is to blame.
+        """
+        _, found, report = result.output.rpartition(b"\n" + self.nonce)
+        if found:
+            try:
+                return json.JSONDecoder().raw_decode(report.decode(errors="replace"))[0]
+            except ValueError:
+                return {"found": {}, "problem": "the report of the tests is cut"}
+        if _READY in result.output:
+            return {"found": {}, "problem": "pytest's process was killed before it had reported"}
+        return None
+
+    async def _reward(self, sandbox: Sandbox, path: str, result: ExecResult, report: Mapping[str, Any] | None) -> Grade:
+        """What was written to the file, or to the .json of its name; in full only if pytest, where it ran, agrees."""
         text = ""
         for place in (path, f"{posixpath.splitext(path)[0]}.json"):
             try:
@@ -288,6 +348,10 @@ class _Run:
             return _grade(0.0, f"the command wrote {text[:80]!r} to {path}, which is no number", result)
         if math.isnan(score) or not 0.0 <= score <= 1.0:
             return _grade(0.0, f"the command wrote {score} to {path}, which is not in [0, 1]", result)
+        if score == 1.0 and report is not None and (report["problem"] or not all(report["found"].values())):
+            failed = next((name for name, passed in report["found"].items() if not passed), "")
+            reason = f"a reward of 1 was written to {path} beside tests that did not pass"
+            return _grade(0.0, f"{reason}: {report['problem'] or failed}", result)
         return _grade(score, f"the command wrote a reward of {score:g}: {_shown(result)}", result)
 
 
@@ -311,5 +375,6 @@ def _grade(score: float, reason: str, result: ExecResult, **numbers: int) -> Gra
 
 
 def _shown(result: ExecResult) -> str:
-    said = " ".join(result.output[-300:].decode(errors="replace").split()) or "no output"
+    output = _REPORT.sub(b"", result.output.replace(_READY + b"\n", b""))
+    said = " ".join(output[-300:].decode(errors="replace").split()) or "no output"
     return f"exit code {result.exit_code}: {said}"

@@ -43,6 +43,15 @@ AWAITED, GREETED = b"composer-solution-awaited", b"composer-solution-greeted"
 NONCE = "COMPOSER_GRADING_NONCE"
 ARGUMENTS = ("--assert=plain", "--capture=no", "-p", "no:cacheprovider", "-p", "no:terminal", "-p", "no:faulthandler")
 """Nothing that tests could ask for is off; failures are shown by `reporter.py`, so no output is made or captured."""
+CANARY = b"""\
+def check(found, expected):
+    assert found == expected, "canary"
+
+
+def {name}():
+    check(1, 2)
+"""
+"""The test that must fail where tests and solution share a process."""
 _LAST_WORDS_S = 2.0
 """For the solution's process to be seen to have ended."""
 
@@ -211,6 +220,9 @@ class _Report:
     solution: str = ""
     """Why the solution's process did not answer all calls, if it runs apart."""
 
+    canary: str = ""
+    """Node id of the test that must fail, if one was to run."""
+
     def of(self, when: str) -> list[dict[str, Any]]:
         """The events of one kind."""
         return [event for event in self.events or () if event["when"] == when]
@@ -232,9 +244,14 @@ class _Run:
     async def together(self, state: Mapping[str, bytes]) -> _Report:
         """Run the tests on the solution in one process."""
         command, files, environment = self._pytest(state)
+        # Its name shows nothing, and is in no sandbox twice.
+        name = f"test_{secrets.token_hex(8)}"
+        files[f"{name}.py"] = CANARY.replace(b"{name}", name.encode())
         async with _sandboxes(self, files) as [sandbox]:
-            result = await sandbox.exec(command, stdin=self.nonce, env=environment, timeout_s=self.timeout_s)
-        return self._read(result)
+            result = await sandbox.exec(
+                [*command, f"{name}.py"], stdin=self.nonce, env=environment, timeout_s=self.timeout_s
+            )
+        return replace(self._read(result), canary=f"{name}.py::{name}")
 
     async def apart(self, state: Mapping[str, bytes]) -> _Report:
         """Run the tests in one sandbox and the solution in another."""
@@ -340,10 +357,12 @@ def _verdict(task: Task, report: _Report, expected: set[str], timeout_s: float) 
     """1.0 if the report leaves no doubt."""
     events, result = report.events, report.result
     tests = [event for event in events or () if event["when"] in ("collect", "setup", "call", "teardown")]
+    canary = [(e["when"], e["outcome"]) for e in tests if report.canary and e["id"].endswith(report.canary)]
+    tests = [e for e in tests if not report.canary or not e["id"].endswith(report.canary)]
     passed = {e["id"] for e in tests if e["when"] == "call" and e["outcome"] == "passed"}
     passed -= {e["id"] for e in tests if e["outcome"] != "passed"}
     bad = next((e for e in tests if e["outcome"] != "passed"), None)
-    collected = {node_id for event in report.of("collected") for node_id in event["ids"]}
+    collected = {i for event in report.of("collected") for i in event["ids"] if not i.endswith(report.canary or "\0")}
     missing = (expected - {node_id.split("[", 1)[0] for node_id in passed}) | (collected - passed)
     reason = ""
     if result.timed_out:
@@ -358,6 +377,8 @@ def _verdict(task: Task, report: _Report, expected: set[str], timeout_s: float) 
         reason = "the process ended before the tests did"
     elif missing:
         reason = f"{len(missing)} of the tests did not run, {min(missing)} among them"
+    elif report.canary and ("call", "failed") not in canary:
+        reason = "a test that must fail did not, so the results are forged"
     details = {"reason": reason, "num_passed": len(passed), "num_expected": len(expected), "seconds": result.seconds}
     return Grade(0.0 if reason else 1.0, details)
 

@@ -1,6 +1,6 @@
 """A pytest plugin that tells a grader what ran. It is shipped into the grading sandbox as source, not imported here.
 
-Two ways, and the environment says which (`NONCE`):
+Three ways, and the environment says which (`NONCE`, `COMMAND`):
 
 Apart: no code of the agent's is in this sandbox. The plugin connects `composer_solution` to the solution, which is what
 standard input and output lead to, and prints the report at the end.
@@ -12,6 +12,10 @@ that runs the tests never holds it. The child goes on as pytest and sends result
 taken off the disk. All that keeps honest what is outside of the child; inside of it, results can be forged by code
 that looks for this plugin's or pytest's objects.
 
+Command: as together, but a command of the task's runs pytest, which may be of any version and must behave as it always
+does: output and files stay as they are. What the supervisor adds is the exit code, which is 0 only if every collected
+test ran and did not fail, and the report, if its nonce is the first thing in standard input.
+
 It needs the standard library only.
 """
 
@@ -22,9 +26,15 @@ import sys
 
 READY = b"composer-grading-ready"
 NONCE = "COMPOSER_GRADING_NONCE"
+COMMAND = "COMPOSER_GRADING_COMMAND"
+"""`on` in the process that a command starts; `off` in those below, which have nothing to report."""
 NONCE_LENGTH = 32
 MAX_MESSAGE = 300
+MAX_REASONS = 20
 _PR_SET_DUMPABLE = 4
+_NONCE_S = 1.0
+_CHILD_S = 10.0
+_NOT_RUNNING_TESTS = {"--version", "-V", "--help", "-h", "--collect-only", "--co", "--fixtures", "--markers"}
 
 
 class Reporter:
@@ -58,12 +68,71 @@ class Reporter:
         self._send({"when": "end"})
 
 
-def pytest_addoption(parser, pluginmanager):
+class CommandReporter(Reporter):
+    """The same, with what tells an exit code's worth, and pytest's own way to show failures."""
+
+    def pytest_configure(self, config):
+        """Leave everything as it is."""
+
+    def pytest_collectreport(self, report):
+        """A file that cannot be collected, or that is skipped, and by whom."""
+        if not report.passed:
+            self._send({**_seen(report), "when": "collect"})
+
+    def pytest_runtest_makereport(self, item, call):
+        """What a phase ended with, before pytest makes a report of it."""
+        self._raised = type(call.excinfo.value).__name__ if call.excinfo else ""
+
+    def pytest_runtest_logreport(self, report):
+        """A phase of a test."""
+        # A test that was marked before it ran is expected to fail in any way but by `pytest.xfail`.
+        marked = hasattr(report, "wasxfail") and getattr(self, "_raised", "") != "XFailed"
+        self._send({**_seen(report), "when": report.when, "marked": marked})
+
+    def pytest_sessionfinish(self, session, exitstatus):
+        """How pytest would end."""
+        self._send({"when": "status", "status": int(exitstatus)})
+
+
+def _seen(report):
+    """An event of a report: where what ended it was raised, and what was said."""
+    where = report.longrepr[0] if isinstance(report.longrepr, tuple) else ""
+    crash = getattr(report.longrepr, "reprcrash", None)
+    if crash is not None:
+        where = crash.path
+    message = "" if report.passed else _last_line(report)
+    return {
+        "id": report.nodeid,
+        "outcome": report.outcome,
+        "where": str(where),
+        "message": message,
+        "expected": hasattr(report, "wasxfail"),
+        "marked": False,
+    }
+
+
+_reporter = None
+
+
+def pytest_addoption(parser):
     """Begin; this is the first hook of a plugin named with `-p`, before any conftest is imported."""
+    global _reporter
+    command = os.environ.get(COMMAND)
+    if command == "off" or (command and _NOT_RUNNING_TESTS.intersection(sys.argv)):
+        return
     os.write(2, READY + b"\n")
+    if command:
+        _reporter = CommandReporter(_under_command())
+        return
     os.unlink(__file__)  # noqa: PTH108
     nonce = os.environ.pop(NONCE, "").encode()
-    pluginmanager.register(Reporter(_apart(nonce) if nonce else _together()))
+    _reporter = Reporter(_apart(nonce) if nonce else _together())
+
+
+def pytest_configure(config):
+    """Listen, from here on: what comes before tells nothing of a test."""
+    if _reporter is not None:
+        config.pluginmanager.register(_reporter)
 
 
 def _apart(nonce):
@@ -97,13 +166,120 @@ def _together():
     os.closerange(3, writing)
     os.closerange(writing + 1, 1024)
     _take_sources([path for path in sys.argv[1:] if path.endswith(".py")])
+    return _sender(writing, key)
 
+
+def _sender(writing, key):
     def send(event):
         data = key + json.dumps(event).encode() + b"\n"
         while data:
             data = data[os.write(writing, data) :]
 
     return send
+
+
+def _under_command():
+    """Fork; returns, in the child, what takes events. The parent ends as pytest would, if that is believable."""
+    key = os.urandom(16).hex().encode()
+    reading, writing = os.pipe()
+    may_go, go = os.pipe()
+    _set_dumpable(False)
+    child = os.fork()
+    if child:
+        os.close(writing)
+        os.close(may_go)
+        nonce = _nonce()
+        os.close(go)
+        _supervise_command(child, reading, key, nonce)
+    os.close(reading)
+    os.close(go)
+    os.read(may_go, 1)  # until nobody can find the nonce any more
+    os.close(may_go)
+    _set_dumpable(True)
+    _close_streams(0)
+    # What the code under test starts is none of ours.
+    os.environ[COMMAND] = "off"
+    return _sender(writing, key)
+
+
+def _nonce():
+    """What the first thing in standard input is; empty if there is none."""
+    import select
+
+    data = b""
+    while len(data) < NONCE_LENGTH and select.select([0], [], [], _NONCE_S)[0]:
+        chunk = os.read(0, NONCE_LENGTH - len(data))
+        if not chunk:
+            break
+        data += chunk
+    return data if len(data) == NONCE_LENGTH else b""
+
+
+def _supervise_command(child, reading, key, nonce):
+    """Collect the child's results, wait for it, print the report, and exit."""
+    import time
+
+    events = _events(reading, key)
+    end, status = time.monotonic() + _CHILD_S, None
+    while status is None and time.monotonic() < end:
+        done, code = os.waitpid(child, os.WNOHANG)
+        status = code if done else None
+        if status is None:
+            time.sleep(0.005)
+    report = judge(events)
+    if report["problem"]:
+        os.write(2, b"\n" + report["problem"].encode(errors="replace") + b"\n")
+    if nonce:
+        _print_report(1, nonce, report)
+    os._exit(report["status"])
+
+
+def judge(events):
+    """What events of a command's pytest are worth.
+
+    Returns:
+        found: node id -> whether the test passed; skipped ones are left out, as are those that did not run.
+        reasons: the first failures, in words.
+        problem: why an exit code of 0 would not be believed; empty if it would.
+        status: the exit code.
+    """
+    found, skipped, reasons, problem = {}, set(), [], ""
+    tests = [event for event in events if event["when"] in ("collect", "setup", "call", "teardown")]
+    for event in tests:
+        name, outcome = event["id"], event["outcome"]
+        is_foreign = outcome == "skipped" and not event["marked"] and not _is_of_tests(event["where"], name)
+        if outcome == "failed" or is_foreign:
+            found[name] = False
+            reasons.append(": ".join([name, outcome + " in " + event["when"], event["message"]]))
+        if is_foreign:
+            problem = problem or name + " was skipped by what it tests, " + event["where"]
+        elif event["expected"] and outcome != "failed":
+            found.setdefault(name, True)  # as for pytest
+        elif outcome == "skipped":
+            skipped.add(name)
+        elif outcome == "passed" and event["when"] == "call":
+            found.setdefault(name, True)
+    collected = {name for event in events if event["when"] == "collected" for name in event["ids"]}
+    statuses = [event["status"] for event in events if event["when"] == "status"]
+    missing = collected - found.keys() - skipped
+    if not statuses or not any(event["when"] == "end" for event in events):
+        problem = problem or "pytest's process ended before its tests did"
+    elif missing:
+        problem = problem or str(len(missing)) + " of the tests did not run, " + min(missing) + " among them"
+    elif not statuses[-1] and not all(found.values()):
+        problem = problem or "tests failed, and pytest would have ended with 0"
+    status = (statuses or [1])[-1] or int(bool(problem))
+    return {"found": found, "reasons": reasons[:MAX_REASONS], "problem": problem, "status": status}
+
+
+def _is_of_tests(path, node_id):
+    """Whether a file is one of tests, or of what is installed: code that is tested has no say in what is skipped."""
+    parts = os.path.realpath(path).replace("\\", "/").split("/")
+    name = parts[-1]
+    if {"test", "tests", "site-packages", "dist-packages", "unittest", "_pytest"}.intersection(parts[:-1]):
+        return True
+    own = node_id.split("::", 1)[0].replace("\\", "/").split("/")[-1]
+    return name == own or name == "conftest.py" or name.startswith("test_") or name.endswith("_test.py")
 
 
 def _set_dumpable(dumpable):
@@ -149,6 +325,13 @@ def _take_sources(paths):
 
 def _supervise(reading, key):
     """Collect the child's results, print them behind the nonce, and exit without running anything else."""
+    events = _events(reading, key)
+    _print_report(1, sys.stdin.buffer.read(NONCE_LENGTH), events)
+    os._exit(0)
+
+
+def _events(reading, key):
+    """What the child sends, up to its end."""
     events = []
     with os.fdopen(reading, "rb") as lines:
         for line in lines:
@@ -156,8 +339,7 @@ def _supervise(reading, key):
                 events.append(json.loads(line[len(key) :]))
                 if events[-1]["when"] == "end":
                     break
-    _print_report(1, sys.stdin.buffer.read(NONCE_LENGTH), events)
-    os._exit(0)
+    return events
 
 
 def _print_report(fd, nonce, events):

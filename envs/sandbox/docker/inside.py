@@ -98,6 +98,7 @@ class Inside:
         """Why the sandbox is gone."""
         self.has_bash = False
         self._own: set[int] = set()
+        self._helper_number = 0
         self._dies_at = math.inf
         self._control: PersistentShell | None = None
         self._helper: PersistentShell | None = None
@@ -323,6 +324,12 @@ class Inside:
             try:
                 if self._helper is None:
                     self._helper = await self.persistently(lambda: self.open_shell(USER, report=False))
+                    number = _Text(64)
+                    await self._helper.run(b"echo $$", number.add, time.monotonic() + ANSWER_S)
+                    self._helper_number = int((re.findall(rb"\d+", bytes(number.data)) or [b"0"])[0])
+                else:
+                    # The user's own processes may have stopped it: `kill -STOP -1`.
+                    await self.ask_control(b"kill -CONT %d 2>/dev/null; :" % self._helper_number)
                 ended = await self._helper.run(command, sink.add, time.monotonic() + timeout_s, payload)
             except (ShellEndedError, TimeoutError) as e:
                 self._drop_helper()

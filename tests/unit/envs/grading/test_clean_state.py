@@ -70,6 +70,30 @@ def test_changed_tests_and_configuration_are_restored(path):
         "test_hidden.cpython-311-x86_64-linux-gnu.so",
         "tests/unit",
         "tests/unit/test_deep/__init__.py",
+        "GNUmakefile",
+        "build/rules.mk",
+        "package.json",
+        "web/jest.config.js",
+        "jest.setup.ts",
+        "run_tests.sh",
+        "bin/run-tests",
+        "app/tests.py",
+        "src/a.test.ts",
+        "src/a.spec.tsx",
+        "pkg/a_test.go",
+        "src/main/FooTest.java",
+        "spec/a_spec.rb",
+        "web/__tests__/a.js",
+        "evil-1.0.dist-info/entry_points.txt",
+        "evil.egg-info/entry_points.txt",
+        ".git/config",
+        ".git",
+        "vendor/.git/hooks/pre-commit",
+        "node_modules/.bin/jest",
+        ".local/lib/python3.11/site-packages/usercustomize/__init__.py",
+        ".local/lib/python3.11/site-packages/pytest.py",
+        "a/b/sitecustomize.py",
+        "exceptiongroup.py",
     ],
 )
 def test_new_files_that_decide_how_tests_run_are_left_out(path):
@@ -90,7 +114,11 @@ def test_what_stands_where_a_restored_file_goes_gives_way(path):
 
 
 @pytest.mark.parametrize(
-    "path", ["json.txt", "json", "src/json.py", "latest.py", "contest.py", "hidden.py", "a/main.py"]
+    "path",
+    [
+        *("json.txt", "json", "src/json.py", "latest.py", "contest.py", "hidden.py", "a/main.py", "load_test_data.py"),
+        *("attest.go", "Latest.java", "tests.txt", "my.spec", "gitconfig", "makefile.txt", "a/package.json.md"),
+    ],
 )
 def test_names_that_only_look_alike_stay(path):
     assert clean_state(TASK, {**BASE, path: b"mine"}) == {**BASE, **HIDDEN, path: b"mine"}
@@ -98,3 +126,19 @@ def test_names_that_only_look_alike_stay(path):
 
 def test_every_configuration_file_of_this_pytest_is_known():
     assert set(findpaths.CONFIG_LOADERS_BY_NAME) == CONFIG_FILES
+
+
+def test_what_runs_tests_is_restored_unless_the_task_has_the_agent_change_it():
+    base = {"Makefile": b"make", "tools/run.sh": b"run", "env/pyvenv.cfg": b"home", "env/bin/pytest": b"tool"}
+    task = Task("t", "", base, {})
+    final = dict.fromkeys(base, b"forged") | {"env/lib/evil.py": b"new", "main.py": b"new"}
+    restored = {"env/pyvenv.cfg": b"home", "env/bin/pytest": b"tool", "main.py": b"new"}
+    assert clean_state(task, final) == {**restored, "Makefile": b"make", "tools/run.sh": b"forged"}
+    found = clean_state(task, final, restored=("tools/*",), kept=("Make*",))
+    assert found == {**restored, "Makefile": b"forged", "tools/run.sh": b"run"}
+
+
+def test_without_tests_only_what_would_be_imported_in_the_runners_place_is_undone():
+    final = {**BASE, "test_main.py": b"mine", "conftest.py": b"mine", "Makefile": b"mine"}
+    forged = {"pytest.py": b"", "json.py": b"", "x.pth": b"", "e.dist-info/entry_points.txt": b"", ".git/config": b""}
+    assert clean_state(Task("t", "", BASE, {}), final | forged, tests=False) == final

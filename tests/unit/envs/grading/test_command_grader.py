@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import json
 import re
+import shlex
 import sys
 from pathlib import Path
 
@@ -65,7 +67,9 @@ def test_what_is_alike_is_left_alone():
     backend = ImageBackend({"base": BASE})
     grade(task("true", {"more.py": b"m\n"}), {**BASE, "main.py": b"x = 2\n"}, backend=backend)
     [sandbox] = backend.started
-    assert sorted(sandbox.written) == ["main.py", "more.py"]
+    supervisor, *written = sorted(sandbox.written)
+    assert re.fullmatch(r"/tmp/[0-9a-f]{32}/_report_[0-9a-f]{16}\.py", supervisor)
+    assert written == ["main.py", "more.py"]
 
 
 def test_a_patch_that_adds_and_removes_files():
@@ -191,7 +195,7 @@ def test_rewards(command, score, reason):
 
 
 def test_what_is_not_the_agents_fault_is_no_zero():
-    with pytest.raises(GradingError, match=r"The image of task t/train/0 lacks what its tests are run with: exit code"):
+    with pytest.raises(GradingError, match=r"The image of task t/train/0 lacks what its tests are run with: 'no-such"):
         grade(task("no-such-program"))
     with pytest.raises(GradingError, match=r"/closed/t.sh of task t/train/0 cannot be put .* \(Permission denied\)"):
         grade(task("true", {"t.sh": b""}, hidden_folder="/closed"))
@@ -200,6 +204,61 @@ def test_what_is_not_the_agents_fault_is_no_zero():
         GradingError, match=r"files of image base of task t/train/0 .*File too large.*max_state_bytes=5"
     ):
         grade(task("true"), grader=small)
+
+
+def test_an_exit_code_that_means_no_such_command_is_the_solutions_own_if_the_base_state_knows_the_command():
+    t = task(". ./tool.sh", image="base")
+    verdict = grade(t, {**BASE, "tool.sh": b"exit 127\n"})
+    assert verdict.score == 0.0 and verdict.details["reason"].startswith("the command ended with 127, as on the base")
+
+
+REPORTS = {
+    "all passed": ({"t.py::test_a": True}, ""),
+    "one failed": ({"t.py::test_a": False}, ""),
+    "ended early": ({}, "pytest's process ended before its tests did"),
+}
+
+
+@pytest.mark.parametrize(("name", "score"), [("all passed", 1.0), ("one failed", 0.0), ("ended early", 0.0)])
+def test_a_report_of_the_supervisor_outweighs_what_was_printed_and_written(name, score):
+    found, problem = REPORTS[name]
+    report = json.dumps({"found": found, "problem": problem, "reasons": [], "status": 0})
+    # The command plays the supervisor, which alone knows the word in standard input.
+    say = f"read -rn 32 nonce; printf 'composer-grading-ready\\n\\n%s%s\\n' $nonce {shlex.quote(report)}; "
+    forged = "=== short test summary info ===\nPASSED t.py::test_a\n"
+    summary = task(f"bash -c {shlex.quote(say)}; printf {shlex.quote(forged)}", report="pytest")
+    assert grade(summary).score == score
+    reward = 'mkdir "$ROOT"/logs; echo 1 > "$ROOT"/logs/reward.txt'
+    command = f"bash -c {shlex.quote(say)}; {reward}"
+    verdict = grade(task(command, report="reward", report_path="/logs/reward.txt"))
+    assert verdict.score == score
+    assert score or verdict.details["reason"].startswith("a reward of 1 was written to /logs/reward.txt beside tests")
+
+
+def test_a_supervisor_that_never_reported_was_killed():
+    forged = "=== short test summary info ===\nPASSED t.py::test_a\n"
+    t = task(f"echo composer-grading-ready; printf {shlex.quote(forged)}", report="pytest")
+    verdict = grade(t)
+    assert verdict.score == 0.0
+    assert verdict.details["reason"].startswith("pytest's process was killed before it had reported")
+
+
+def test_hidden_tests_elsewhere_have_a_configuration_of_their_own():
+    look = 'cd "$ROOT"/tests; for f in *; do echo "$f=$(head -n1 $f)"; done; exit 1'
+    reason = "the command failed: exit code 1: "
+    verdict = grade(task(look, {"test_a.py": b"a\n"}, hidden_folder="/tests"))
+    assert verdict.details["reason"] == f"{reason}pytest.ini=[pytest] test_a.py=a"
+    verdict = grade(task(look, {"tox.ini": b"theirs\n"}, hidden_folder="/tests"))
+    assert verdict.details["reason"] == f"{reason}tox.ini=theirs"
+
+
+def test_patterns_of_the_recipe():
+    look = "cat tool.sh Makefile; exit 1"
+    base = {**BASE, "Makefile": b"base\n"}
+    left = {**base, "Makefile": b"mine\n", "tool.sh": b"forged\n"}
+    backend = ImageBackend({"base": base})
+    verdict = grade(task(look, restored=("*.sh",), kept=("Makefile",)), left, backend=backend)
+    assert verdict.details["reason"] == "the command failed: exit code 1: echo tool mine"
 
 
 def test_time_is_the_tasks_or_the_graders():
@@ -215,6 +274,8 @@ def test_too_much_left_behind_is_a_zero():
     left = {f"f{i}": b"" for i in range(300)}  # and tests/test_a.py, which is restored
     verdict = grade(task("true", image=""), left, grader=CommandGrader(disk_bytes=2**20))
     assert verdict.score == 0.0 and verdict.details["reason"].startswith("302 files and folders were left behind")
+    verdict = grade(task("true"), {**BASE, **left}, grader=CommandGrader(disk_bytes=2**20))
+    assert verdict.score == 0.0 and " files and folders were left behind" in verdict.details["reason"]
 
 
 @pytest.mark.parametrize(
