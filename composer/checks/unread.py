@@ -19,6 +19,7 @@ from composer.schema import (
     AlgorithmConfig,
     Config,
     Family,
+    JudgeConfig,
     LengthPenaltyConfig,
     LossKind,
     ModelConfig,
@@ -43,6 +44,11 @@ _MLA = ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "
 _YARN = ("rope_original_context", "rope_beta_fast")
 _SOURCE = ("path", "pattern", "text_field")
 _PENALTY = ("k", "q", "generated_tokens", "tool_output_tokens", "tool_calls", "turns")
+_MONITOR = tuple(f"env.monitor.{key}" for key in ("effect", "penalty", "network", "judge.url"))
+_JUDGE = (
+    *("model", "api_key_env", "share", "effect", "min_confidence", "timeout_s", "attempts", "max_input_bytes"),
+    *("max_answer_tokens", "flag_unjudged"),
+)
 _CONSTANT = _Unread("schedule", Schedule.constant, ("min_learning_rate_ratio",), is_switch=True)
 _TABLE: dict[type, tuple[_Unread, ...]] = {
     Config: (
@@ -51,6 +57,7 @@ _TABLE: dict[type, tuple[_Unread, ...]] = {
             Accelerator.cpu,
             ("parallel.gpus_per_node", "parallel.gpu_memory_bytes", "generator.gpu_memory_utilization"),
         ),
+        _Unread("env.monitor.enabled", False, _MONITOR, is_switch=True),
     ),
     ModelConfig: (
         _Unread("family", Family.qwen3_moe, (*_MLA, "dense_ffn_size", "router_groups_used", *_YARN)),
@@ -71,6 +78,7 @@ _TABLE: dict[type, tuple[_Unread, ...]] = {
         _CONSTANT,
     ),
     LengthPenaltyConfig: (_Unread("coefficient", 0.0, _PENALTY, is_switch=True),),
+    JudgeConfig: (_Unread("url", None, _JUDGE, is_switch=True),),
 }
 
 

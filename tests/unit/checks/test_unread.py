@@ -31,6 +31,9 @@ READ_ALIKE = {
     "model.router_score": "each family has one",
     "mix.phases.<name>.kind": "decides what the sources are",
     "env.chat_template": "a text",
+    "env.monitor.effect": "what follows from a finding",
+    "env.monitor.effects.<name>": "what follows from a finding",
+    "env.monitor.judge.effect": "the most that may follow",
     "algorithm.advantage": "a formula of rewards alone",
     "parallel.param_dtype": "a format",
     "generator.dtype": "a format",
@@ -102,6 +105,7 @@ def test_what_nothing_reads_is_refused(overrides: list[str], message: str) -> No
         ("algorithm.schedule=constant", "algorithm.min_learning_rate_ratio=0.5"),
         ("mix.phases.sft.schedule=constant", "mix.phases.sft.min_learning_rate_ratio=0.5"),
         ("algorithm.length_penalty.coefficient=0", "algorithm.length_penalty.turns=0.5"),
+        ("env.monitor.enabled=False", "env.monitor.penalty=0.25"),
     ],
 )
 def test_a_switch_may_be_flipped(switch: str, key: str) -> None:
