@@ -23,7 +23,7 @@ from composer.contract import SandboxBackend, SandboxLimits, Taskset
 from composer.errors import ComposerError, TaskError
 from composer.rollout.episode import Rubric
 from composer.rollout.parts import make_task
-from composer.rollout.prepare import prepare
+from composer.rollout.prepare import prepare, prepared
 from composer.types import Outcome, Split, Task, Trajectory
 
 _MAX_REASON = 300
@@ -217,7 +217,8 @@ class _Look:
     async def _grade(self, task: Task, files: Mapping[str, bytes]) -> tuple[float, str]:
         """The reward, and what a grader that was not content says."""
         t = Trajectory(task.id, "check", "check", [], [], Outcome.FINISHED, None)
-        await self.rubric.grade(task, files, self.backend, t, self.settings.grading_timeout_s)
+        async with prepared(task, self.backend, self.settings.limits) as state:
+            await self.rubric.grade(task, files, state.backend, t, self.settings.grading_timeout_s)
         reasons = (t.metadata[name].get("reason", "") for name in t.rewards if isinstance(t.metadata[name], dict))
         return t.reward or 0.0, next((str(reason) for reason in reasons if reason), "")
 

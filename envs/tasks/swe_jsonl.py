@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Mapping
+from glob import escape
 from pathlib import Path
 from typing import Any
 
@@ -139,6 +140,7 @@ class SweJsonlTaskset(FiniteTaskset):
             pass_to_pass=pass_to_pass,
             patch=_TESTS_PATCH,
             timeout_s=self.timeout_s,
+            kept=_changed_by_the_solution(instance),
         )
         return Task(
             id=self._id(key, split),
@@ -180,3 +182,15 @@ def _image(record: Mapping[str, Any], template: str) -> str:
     for field, value in values.items():
         template = template.replace(f"{{{field}}}", value)
     return template
+
+
+def _changed_by_the_solution(instance: Mapping[str, Any]) -> tuple[str, ...]:
+    """Files that the right patch changes, and the tests' patch does not: of these, the agent's are graded."""
+    try:
+        patch, tests = (
+            {file.new or file.old or "" for file in parse_diff(instance[key].encode())}
+            for key in ("patch", "test_patch")
+        )
+    except ValueError:  # `reference` says so
+        return ()
+    return tuple(map(escape, sorted(patch - tests)))
