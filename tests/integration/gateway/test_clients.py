@@ -9,6 +9,9 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 
+import agents
+import anthropic
+import openai
 import pytest
 
 from composer.gateway.record import EpisodeRecord
@@ -17,10 +20,6 @@ from composer.rollout.chat import Chat
 from composer.rollout.harness import HarnessLimits
 from composer.types import FRESH, PREVIOUS, ToolCall
 from tests.unit.gateway.policy import Line, Policy, trajectory
-
-openai = pytest.importorskip("openai")
-anthropic = pytest.importorskip("anthropic")
-agents = pytest.importorskip("agents")
 
 CALL = '<tool_call>\n{"name": "sh", "arguments": {"command": "ls -l"}}\n</tool_call>'
 LS = ToolCall("sh", {"command": "ls -l"})

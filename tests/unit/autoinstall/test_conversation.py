@@ -12,7 +12,7 @@ from composer.autoinstall.client import Endpoint
 from composer.autoinstall.conversation import Conversation
 from composer.contract import Sandbox, ToolResult
 from composer.errors import GeneratorError, ToolError
-from composer.schema import AgentConfig
+from composer.schema import InstallAgentConfig
 from tests.integration.autoinstall.scripted_endpoint import ScriptedEndpoint, Trouble
 
 SANDBOX = cast("Sandbox", object())
@@ -38,7 +38,7 @@ def converse(turns, **config) -> tuple[str | Exception, Conversation, list[Any],
     server = ScriptedEndpoint({"proposer": turns})
     played: list[Any] = []
     with server.serving():
-        agent = AgentConfig(url=server.url("proposer"), **{"max_turns": 10, **config})
+        agent = InstallAgentConfig(url=server.url("proposer"), **{"max_turns": 10, **config})
 
         async def run():
             endpoint = Endpoint(agent, "autoinstall.proposer", 2.0, 1.0)

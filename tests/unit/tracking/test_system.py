@@ -63,7 +63,7 @@ def test_a_process_in_its_parents_memory_counts_once() -> None:
         "import sys; sys.path.insert(0, sys.argv[1])\n"
         "from envs.sandbox import linux\n"
         "held = bytes(range(256)) * 2**18\n"
-        "for _ in range(10):\n    linux.start_sleeper('sleeper')\n"
+        "linux.start_sleepers(['sleeper'] * 10)\n"
         "print('ready', flush=True)\nsys.stdin.read()\n"
     )
     with subprocess.Popen(

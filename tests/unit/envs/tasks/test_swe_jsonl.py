@@ -49,6 +49,7 @@ def test_a_task_with_an_image(tmp_path):
         pass_to_pass=("tests/test it.py::TestA::test_b", "test_shop.py::test_sum"),
         patch="tests.patch",
         timeout_s=9.0,
+        kept=("shop.py",),  # the right patch changes it
     )
     assert taskset.reference(task) is None
     files, command = taskset.solver(task)
