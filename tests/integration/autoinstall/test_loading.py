@@ -20,7 +20,6 @@ from envs.tasks.feature_deletion import FeatureDeletionTaskset
 from envs.tasks.installed import InstalledTaskset
 from tests.integration.autoinstall.conftest import LIMITS, Pipeline
 from tests.integration.autoinstall.repositories import BANKGATE, CALC, CALC_COMMANDS, SHOP, SHOP_COMMANDS, write_files
-from tests.integration.envs.conftest import docker_engine, docker_image  # noqa: F401 (fixtures)
 
 SCRIPTS = {
     "proposer": [[("propose", {"commands": SHOP_COMMANDS[:3]})]],

@@ -8,7 +8,6 @@ import pytest
 
 from composer.rollout.chat import Chat
 from composer.types import Outcome
-from tests.integration.envs.conftest import docker_engine, docker_image  # noqa: F401 - fixtures
 from tests.integration.gateway.test_agent import exact, play
 from tests.unit.gateway.policy import Policy
 
