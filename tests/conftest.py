@@ -87,6 +87,22 @@ def docker_engine(request: pytest.FixtureRequest) -> Iterator[str]:
         subprocess.run([script, "stop", folder], check=True, timeout=120)
 
 
+@pytest.fixture(scope="session")
+def docker_image() -> str:
+    """An image with Python and pytest, made of this machine's programs."""
+    from tests.integration.envs.sandbox.docker_image import root_file_system
+
+    return f"tarball:{root_file_system()}"
+
+
+@pytest.fixture(scope="session")
+def small_docker_image() -> str:
+    """An image with coreutils, tar and a POSIX shell, without bash and Python."""
+    from tests.integration.envs.sandbox.docker_image import root_file_system
+
+    return f"tarball:{root_file_system(full=False)}"
+
+
 def start_engine(script: Path, folder: Path, config: pytest.Config) -> str:
     """Start an engine, or skip and remember why, for the last lines of the session."""
     try:

@@ -70,12 +70,13 @@ def _files(full: bool) -> dict[str, str]:
                         binaries.add(path)
         packages = f"{str(library).strip('/')}/site-packages"
         files |= {f"{packages}/{path}": file for file, path in pytest_files()}
-    for library in _libraries(binaries):
+    for library in libraries(binaries):
         files[library.strip("/")] = os.path.realpath(library)
     return files
 
 
-def _libraries(binaries: set[str]) -> set[str]:
+def libraries(binaries: set[str]) -> set[str]:
+    """Shared objects, by path, that programs and shared objects are linked to."""
     shown = subprocess.run(["ldd", *sorted(binaries)], capture_output=True, text=True).stdout
     return {match[1] for match in re.finditer(r"(/\S+\.so\S*) \(0x", shown)}
 
