@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from composer.errors import GeneratorError, TokenizerError
+from composer.errors import ComposerError, GeneratorError, TokenizerError
 from composer.gateway.exchange import (
     Answer,
     ApiError,
@@ -77,7 +77,7 @@ class EpisodeRecord:
         turns: as of `composer.types.Trajectory`; a request's turn is there as soon as its answer is on its way.
         messages: the same as text, for people: of each turn what it added, and what the policy said.
         metadata: under `gateway`, how often something else than the next turn happened.
-        failure: why the generator did not answer; the episode then has no reward.
+        failure: what of ours broke: the generator, or the way to it; the episode then has no reward.
         ended: set when nothing will be answered any more.
     """
 
@@ -88,7 +88,7 @@ class EpisodeRecord:
         self.messages: list[Message] = []
         self._counts: dict[str, int] = {}
         self.metadata: dict[str, Any] = {"gateway": self._counts}
-        self.failure: GeneratorError | None = None
+        self.failure: ComposerError | None = None
         self.ended = asyncio.Event()
         self._generate: Generate | None = None
         self._episode_id = ""
@@ -120,6 +120,35 @@ class EpisodeRecord:
         """One more of it in the metadata."""
         self._counts[what] = self._counts.get(what, 0) + 1
 
+    def fail(self, error: ComposerError) -> None:
+        """The episode has no reward, whatever its agent makes of it; the first error is kept. Nothing is answered."""
+        if self.failure is None:
+            self.failure = error
+        self.ended.set()
+
+    @contextlib.contextmanager
+    def answering(self, what: str, lets_out: tuple[type[Exception], ...] = ()) -> Iterator[None]:
+        """Around what is ours in an answer: whatever breaks in it fails the episode, and is no error of the agent's.
+
+        Raises:
+            ApiError: the request is not answered.
+            Exception: one of `lets_out`.
+        """
+        try:
+            yield
+        except (ApiError, *lets_out):
+            raise
+        except (Exception, asyncio.CancelledError) as error:
+            task = asyncio.current_task() if isinstance(error, asyncio.CancelledError) else None
+            if task is not None and task.cancelling():  # the client has hung up; else something below gave up by itself
+                raise
+            if not isinstance(error, ComposerError):
+                logger.exception("Episode %s: %s broke", self._episode_id, what)
+                self.fail(GeneratorError(f"{what} raised {type(error).__name__}: {error}"))
+            else:
+                self.fail(error)
+            raise ApiError(Trouble.UNAVAILABLE, "the model is not available") from error
+
     async def answer(self, ask: Ask) -> tuple[Answer, Callable[[], None]]:
         """Have the policy answer, and note it as a turn.
 
@@ -140,8 +169,9 @@ class EpisodeRecord:
             raise bad_request("the last message must not be the assistant's: there is no prefill", "messages")
         if len(self.turns) + self._num_pending >= self.limits.max_turns:
             raise self._refuse(Trouble.MAX_TURNS, f"this episode has had its {self.limits.max_turns} requests")
-        parent, prompt = self._encode(ask)
-        ids = [*(parent.ids() if parent is not None else ()), *prompt]
+        with self.answering("reading a request"):
+            parent, prompt = self._encode(ask)
+            ids = [*(parent.ids() if parent is not None else ()), *prompt]
         room = self.limits.max_model_len - len(ids)
         if room < 1:
             raise self._refuse(
@@ -151,23 +181,17 @@ class EpisodeRecord:
             )
         max_tokens = min(room, self.limits.max_turn_tokens, ask.max_tokens or room)
         try:
-            with self._pending(parent):
+            with self.answering("asking the policy"), self._pending(parent):
                 generation = await generate(list(ids), max_tokens=max_tokens, episode_id=self._episode_id)
                 check_generation(generation, self._episode_id)
-        except GeneratorError as error:
-            self.failure = error
-            self.ended.set()
-            raise ApiError(Trouble.UNAVAILABLE, "the model is not available") from error
         except asyncio.CancelledError:
             self.count("cancelled")
             raise
-        except Exception as error:  # whatever broke, it was not the agent
-            logger.exception("Episode %s: asking the policy broke", self._episode_id)
-            self.failure = GeneratorError(f"asking the policy raised {type(error).__name__}: {error}")
-            self.ended.set()
-            raise ApiError(Trouble.UNAVAILABLE, "the model is not available") from error
-        self._refused = None
-        return self._note(ask, parent, prompt, generation, started, len(ids))
+        with self.answering("noting an answer"):
+            if self._generate is None:  # the episode has ended meanwhile, and its record is somebody else's by now
+                raise ApiError(Trouble.UNAVAILABLE, "the model is not available: this episode has ended")
+            self._refused = None
+            return self._note(ask, parent, prompt, generation, started, len(ids))
 
     def count_tokens(self, ask: Ask) -> int:
         """How many tokens the context of a request has.
@@ -175,8 +199,9 @@ class EpisodeRecord:
         Raises:
             ApiError: the chat template refuses it.
         """
-        parent, prompt = self._encode(ask)
-        return len(parent.ids() if parent is not None else ()) + len(prompt)
+        with self.answering("reading a request"):
+            parent, prompt = self._encode(ask)
+            return len(parent.ids() if parent is not None else ()) + len(prompt)
 
     def conversation_of(self, answer_id: str) -> tuple[Said, ...] | None:
         """The messages up to an answer, without its request's instructions; None if there is no such answer."""

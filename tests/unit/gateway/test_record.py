@@ -298,6 +298,34 @@ def test_what_breaks_on_the_way_to_the_policy_is_an_outage_too(chat: Chat):
     assert str(record.failure) == "asking the policy raised ConnectionError: bug"
 
 
+def test_a_policy_that_gives_up_by_itself_is_an_outage_and_no_client_that_hung_up(chat: Chat):
+    record, policy = opened(chat, [])
+
+    def give_up(_: str) -> str:
+        raise asyncio.CancelledError
+
+    policy.say = give_up
+    assert refused(record, USER).trouble is Trouble.UNAVAILABLE
+    assert str(record.failure) == "asking the policy raised CancelledError: "
+    assert "cancelled" not in record.metadata["gateway"]
+
+
+def test_an_answer_that_comes_after_the_episodes_end_is_not_noted(chat: Chat):
+    record, policy = opened(chat, ["late"])
+    policy.gate = asyncio.Event()
+
+    async def late() -> None:
+        asking = asyncio.create_task(record.answer(Ask((USER,))))
+        await asyncio.sleep(0.01)
+        record.close()
+        policy.gate.set()
+        with pytest.raises(ApiError):
+            await asking
+
+    asyncio.run(late())
+    assert (record.turns, record.messages, record.failure) == ([], [], None)
+
+
 @pytest.mark.parametrize("reason", ["abort", "stop"])
 def test_an_answer_without_an_end_or_a_token_is_an_outage(chat: Chat, reason: str):
     record, _ = opened(chat, [Generation([] if reason == "stop" else [1], [], [], reason)])
