@@ -343,6 +343,35 @@ def test_a_full_context_is_refused_and_an_agent_may_start_anew(chat: Chat):
     assert record.metadata["gateway"]["refused_context_full"] == 1
 
 
+def test_megabytes_are_refused_without_being_encoded(chat: Chat, monkeypatch: pytest.MonkeyPatch):
+    """Which would hold up every episode of the process."""
+    encoded, encode = 0, chat.encode_plain
+
+    def count(text: str) -> list[int]:
+        nonlocal encoded
+        encoded += len(text)
+        return encode(text)
+
+    monkeypatch.setattr(chat, "encode_plain", count)
+    record, _ = opened(chat, ["one", "two"])
+    first = say(record, USER)
+    huge = "x" * 10**7
+    wide = OfferedTool("ls", huge, {"type": "object"})
+    for messages, tools in (
+        ((Said("user", huge),), ()),
+        ((USER, first.said, Said("tool", huge)), (SHELL,)),
+        ((USER,), (wide,)),
+    ):
+        error = refused(record, *messages, tools=tools)
+        assert error.trouble is Trouble.CONTEXT_FULL and "at least" in error.message
+        assert record.count_tokens(Ask(messages, tools)) >= LIMITS.max_model_len
+    assert encoded < 10**6 and record.failure is None
+    # What is long and fits is encoded as ever.
+    record, policy = opened(chat, ["one"], HarnessLimits(max_turns=9, max_turn_tokens=50, max_model_len=10**5))
+    say(record, Said("user", "command " * 9000), tools=())
+    assert policy.sent[0] == record.context_ids(0)[: len(policy.sent[0])] and len(policy.sent[0]) > 9000
+
+
 def test_no_more_turns_than_allowed_also_at_the_same_time(chat: Chat):
     record, policy = opened(chat, ["a", "b", "c"], HarnessLimits(max_turns=2, max_turn_tokens=50, max_model_len=1000))
 
