@@ -32,7 +32,7 @@ def say(record: EpisodeRecord, *messages: Said, **more) -> Answer:
 
 
 def text_of(chat: Chat, ids: list[int]) -> str:
-    return chat.tokenizer.decode(ids)
+    return str(chat.tokenizer.decode(ids))
 
 
 def test_a_next_request_adds_what_is_new_and_nothing_else(chat: Chat):
