@@ -115,6 +115,11 @@ def _warnings(config: Config) -> Iterator[str]:
         tokens, longest = generator_memory(model, g).max_tokens, g.max_model_len
         if tokens < g.max_num_seqs * longest // 8:
             yield f"the KV cache holds {tokens} tokens for {g.max_num_seqs} episodes of up to {longest}: some will wait"
+        if env.agent.command and env.checkpoint_turns:
+            yield (
+                f"env.checkpoint_turns={env.checkpoint_turns}: an agent program cannot be stopped halfway, so its "
+                "interrupted episodes begin anew; those that have ended are kept"
+            )
         tolerance = config.weight_sync.verify_tolerance
         if Stage.rl in config.stages and g.dtype is not Dtype.float32 and tolerance < _LEAST_TOLERANCE:
             yield (

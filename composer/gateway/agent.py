@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from composer.contract import ExecResult, Sandbox, Tool
-from composer.errors import SandboxError, ToolError
+from composer.errors import GeneratorError, SandboxError, ToolError
 from composer.gateway.channel import RELAY, Channel
 from composer.gateway.exchange import OfferedTool
 from composer.gateway.record import EpisodeRecord
@@ -78,7 +78,7 @@ class ExternalHarness:
         """Run the program to its end, or to a limit; all that it asked is in the record, also when an error comes out.
 
         Raises:
-            GeneratorError: the policy did not answer.
+            GeneratorError: the policy did not answer, or the gateway broke.
             SandboxError: the sandbox failed.
             ToolError: the program ended before it had asked anything.
         """
@@ -116,7 +116,7 @@ class ExternalHarness:
             except OSError as error:
                 raise SandboxError(f"env.agent.files: {path!r} cannot be written in the sandbox: {error}") from error
         ours, theirs = socket.socketpair()
-        channel = Channel(self.gateway.port)
+        channel = Channel(self.gateway.port, lambda error: record.fail(_unreachable(error)))
         command = self.relayed(record.request, key)
         carrying = asyncio.create_task(channel.carry(ours))
         running = asyncio.create_task(sandbox.exec(command, channel=theirs, timeout_s=_FOREVER_S))
@@ -161,6 +161,13 @@ def fill_in(text: str, given: Mapping[str, str]) -> str:
         return text
     name = next(name for name in given if text.startswith(name, first))
     return text[:first] + given[name] + fill_in(text[first + len(name) :], given)
+
+
+def _unreachable(error: Exception) -> GeneratorError:
+    return GeneratorError(
+        f"the agent's connection to the gateway broke ({type(error).__name__}: {error}): look for its cause in this "
+        "process's log; too many open files are a matter of env.concurrency"
+    )
 
 
 def _tail(result: ExecResult | None) -> str:

@@ -18,6 +18,7 @@ from composer.gateway.exchange import (
     canonical,
     check_text,
     read_block,
+    read_flag,
     read_list,
     read_number,
     read_text,
@@ -70,7 +71,7 @@ def read(body: Mapping[str, Any]) -> Ask:
         messages=tuple(messages),
         tools=tuple(_tool(t, f"tools.{i}") for i, t in enumerate(read_list(body, "tools"))),
         max_tokens=read_number(body, "max_tokens"),
-        stream=bool(body.get("stream")),
+        stream=read_flag(body, "stream"),
         parse_calls=choice["type"] == "auto",
         model=str(body.get("model") or ""),
     )

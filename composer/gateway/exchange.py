@@ -13,6 +13,7 @@ from composer.errors import ToolCallError
 from composer.rollout.chat import CALL_CLOSE, CALL_OPEN, parse_tool_calls
 from composer.types import ToolCall
 
+_MAX_DEPTH = 64
 _TAG = re.compile(f"({re.escape(CALL_OPEN)}|{re.escape(CALL_CLOSE)})")
 
 
@@ -140,19 +141,48 @@ def canonical(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, sort_keys=True, separators=(",", ":"))
 
 
+def is_deep(value: Any) -> bool:
+    """Whether JSON is nested beyond what templates and encoders, which recurse, are asked to take."""
+    level = [value]
+    for _ in range(_MAX_DEPTH):
+        level = [
+            inner
+            for outer in level
+            if isinstance(outer, dict | list)
+            for inner in (outer.values() if isinstance(outer, dict) else outer)
+        ]
+    return bool(level)
+
+
+def _parsed(text: str) -> Any:
+    """JSON that can be written again.
+
+    Raises:
+        ValueError: it is none.
+    """
+    try:
+        value = json.loads(text)
+    except RecursionError:
+        raise ValueError("too deep") from None
+    if is_deep(value):
+        raise ValueError("too deep")
+    canonical(value).encode()  # a lone surrogate may be written in JSON, and is no text
+    return value
+
+
 def canonical_arguments(text: str) -> str:
     """A call's arguments written in one way; as they came if they are no JSON."""
     try:
-        return canonical(json.loads(text or "{}"))
-    except (ValueError, RecursionError):
+        return canonical(_parsed(text or "{}"))
+    except ValueError:
         return text
 
 
 def as_object(arguments: str) -> dict[str, Any]:
     """A call's arguments as the object that templates take."""
     try:
-        value = json.loads(arguments)
-    except (ValueError, RecursionError):
+        value = _parsed(arguments)
+    except ValueError:
         value = arguments
     return value if isinstance(value, dict) else {"arguments": value}
 
@@ -169,6 +199,8 @@ def split_calls(text: str) -> tuple[str, list[ToolCall]]:
     try:
         calls = parse_tool_calls(text)
     except ToolCallError:
+        return text, []
+    if any(is_deep(call.arguments) for call in calls):
         return text, []
     return "".join(_TAG.split(text)[0::4]).strip(), calls
 
@@ -275,6 +307,18 @@ def read_number(body: Mapping[str, Any], *names: str) -> int | None:
                 raise bad_request(f"{name} must be an integer of at least 1", name)
             return value
     return None
+
+
+def read_flag(body: Mapping[str, Any], name: str) -> bool:
+    """A parameter that is true or false; null is false.
+
+    Raises:
+        ApiError: it is neither.
+    """
+    value = body.get(name)
+    if not isinstance(value, bool | None):
+        raise bad_request(f"{name} must be true or false", name)
+    return bool(value)
 
 
 def read_list(body: Mapping[str, Any], name: str) -> list[Any]:

@@ -19,11 +19,11 @@ import contextlib
 import logging
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from composer.errors import GeneratorError, TokenizerError
+from composer.errors import ComposerError, GeneratorError, TokenizerError
 from composer.gateway.exchange import (
     Answer,
     ApiError,
@@ -42,6 +42,18 @@ from composer.rollout.harness import Generate, HarnessLimits, check_generation
 from composer.types import FRESH, PREVIOUS, Generation, Message, Outcome, ToolCall, Turn
 
 logger = logging.getLogger(__name__)
+_PIECE = 2**14
+"""Characters that are encoded at a time to see whether a text is worth encoding."""
+_MARGIN = 1.25
+"""Pieces of a text have a few tokens more than the whole."""
+
+
+class _TooLongError(Exception):
+    """A request has more tokens than any context, at least so many; it is not encoded, which would take its time."""
+
+    def __init__(self, num_tokens: int) -> None:
+        super().__init__(f"at least {num_tokens} tokens")
+        self.num_tokens = num_tokens
 
 
 @dataclass(eq=False)
@@ -77,7 +89,7 @@ class EpisodeRecord:
         turns: as of `composer.types.Trajectory`; a request's turn is there as soon as its answer is on its way.
         messages: the same as text, for people: of each turn what it added, and what the policy said.
         metadata: under `gateway`, how often something else than the next turn happened.
-        failure: why the generator did not answer; the episode then has no reward.
+        failure: what of ours broke: the generator, or the way to it; the episode then has no reward.
         ended: set when nothing will be answered any more.
     """
 
@@ -88,7 +100,7 @@ class EpisodeRecord:
         self.messages: list[Message] = []
         self._counts: dict[str, int] = {}
         self.metadata: dict[str, Any] = {"gateway": self._counts}
-        self.failure: GeneratorError | None = None
+        self.failure: ComposerError | None = None
         self.ended = asyncio.Event()
         self._generate: Generate | None = None
         self._episode_id = ""
@@ -120,6 +132,35 @@ class EpisodeRecord:
         """One more of it in the metadata."""
         self._counts[what] = self._counts.get(what, 0) + 1
 
+    def fail(self, error: ComposerError) -> None:
+        """The episode has no reward, whatever its agent makes of it; the first error is kept. Nothing is answered."""
+        if self.failure is None:
+            self.failure = error
+        self.ended.set()
+
+    @contextlib.contextmanager
+    def answering(self, what: str, lets_out: tuple[type[Exception], ...] = ()) -> Iterator[None]:
+        """Around what is ours in an answer: whatever breaks in it fails the episode, and is no error of the agent's.
+
+        Raises:
+            ApiError: the request is not answered.
+            Exception: one of `lets_out`.
+        """
+        try:
+            yield
+        except (ApiError, *lets_out):
+            raise
+        except (Exception, asyncio.CancelledError) as error:
+            task = asyncio.current_task() if isinstance(error, asyncio.CancelledError) else None
+            if task is not None and task.cancelling():  # the client has hung up; else something below gave up by itself
+                raise
+            if not isinstance(error, ComposerError):
+                logger.exception("Episode %s: %s broke", self._episode_id, what)
+                self.fail(GeneratorError(f"{what} raised {type(error).__name__}: {error}"))
+            else:
+                self.fail(error)
+            raise ApiError(Trouble.UNAVAILABLE, "the model is not available") from error
+
     async def answer(self, ask: Ask) -> tuple[Answer, Callable[[], None]]:
         """Have the policy answer, and note it as a turn.
 
@@ -140,43 +181,41 @@ class EpisodeRecord:
             raise bad_request("the last message must not be the assistant's: there is no prefill", "messages")
         if len(self.turns) + self._num_pending >= self.limits.max_turns:
             raise self._refuse(Trouble.MAX_TURNS, f"this episode has had its {self.limits.max_turns} requests")
-        parent, prompt = self._encode(ask)
-        ids = [*(parent.ids() if parent is not None else ()), *prompt]
+        with self.answering("reading a request"):
+            try:
+                parent, prompt = self._encode(ask)
+            except _TooLongError as error:
+                raise self._refuse_full(f"at least {error.num_tokens}") from None
+            ids = [*(parent.ids() if parent is not None else ()), *prompt]
         room = self.limits.max_model_len - len(ids)
         if room < 1:
-            raise self._refuse(
-                Trouble.CONTEXT_FULL,
-                f"This model's maximum context length is {self.limits.max_model_len} tokens. However, your messages "
-                f"resulted in {len(ids)} tokens: prompt is too long. Please reduce the length of the messages.",
-            )
+            raise self._refuse_full(str(len(ids)))
         max_tokens = min(room, self.limits.max_turn_tokens, ask.max_tokens or room)
         try:
-            with self._pending(parent):
+            with self.answering("asking the policy"), self._pending(parent):
                 generation = await generate(list(ids), max_tokens=max_tokens, episode_id=self._episode_id)
                 check_generation(generation, self._episode_id)
-        except GeneratorError as error:
-            self.failure = error
-            self.ended.set()
-            raise ApiError(Trouble.UNAVAILABLE, "the model is not available") from error
         except asyncio.CancelledError:
             self.count("cancelled")
             raise
-        except Exception as error:  # whatever broke, it was not the agent
-            logger.exception("Episode %s: asking the policy broke", self._episode_id)
-            self.failure = GeneratorError(f"asking the policy raised {type(error).__name__}: {error}")
-            self.ended.set()
-            raise ApiError(Trouble.UNAVAILABLE, "the model is not available") from error
-        self._refused = None
-        return self._note(ask, parent, prompt, generation, started, len(ids))
+        with self.answering("noting an answer"):
+            if self._generate is None:  # the episode has ended meanwhile, and its record is somebody else's by now
+                raise ApiError(Trouble.UNAVAILABLE, "the model is not available: this episode has ended")
+            self._refused = None
+            return self._note(ask, parent, prompt, generation, started, len(ids))
 
     def count_tokens(self, ask: Ask) -> int:
-        """How many tokens the context of a request has.
+        """How many tokens the context of a request has; at least so many if they are far too many.
 
         Raises:
             ApiError: the chat template refuses it.
         """
-        parent, prompt = self._encode(ask)
-        return len(parent.ids() if parent is not None else ()) + len(prompt)
+        with self.answering("reading a request"):
+            try:
+                parent, prompt = self._encode(ask)
+            except _TooLongError as error:
+                return error.num_tokens
+            return len(parent.ids() if parent is not None else ()) + len(prompt)
 
     def conversation_of(self, answer_id: str) -> tuple[Said, ...] | None:
         """The messages up to an answer, without its request's instructions; None if there is no such answer."""
@@ -193,6 +232,13 @@ class EpisodeRecord:
         if trouble is Trouble.MAX_TURNS:  # while a full context may be what an agent starts anew from
             self.ended.set()
         return ApiError(trouble, message)
+
+    def _refuse_full(self, num_tokens: str) -> ApiError:
+        return self._refuse(
+            Trouble.CONTEXT_FULL,
+            f"This model's maximum context length is {self.limits.max_model_len} tokens. However, your messages "
+            f"resulted in {num_tokens} tokens: prompt is too long. Please reduce the length of the messages.",
+        )
 
     @contextlib.contextmanager
     def _pending(self, parent: _Context | None) -> Iterator[None]:
@@ -225,18 +271,39 @@ class EpisodeRecord:
         return best
 
     def _encode(self, ask: Ask) -> tuple[_Context | None, list[int]]:
-        """The context that a request continues, and the ids of what it adds."""
+        """The context that a request continues, and the ids of what it adds.
+
+        Raises:
+            ApiError: the chat template refuses it.
+            _TooLongError: it is far too long.
+        """
         parent = self._find(ask)
-        # The same objects for the same tools, by which the template's renderings are kept.
-        tools: Any = self._tools.setdefault(ask.tools_key, ask.tools)
         try:
+            new = [self._message(m) for m in ask.messages[len(parent.messages) if parent is not None else 0 :]]
+            self._check_size([m.content for m in new] + ([ask.tools_key] if parent is None else []))
+            # The same objects for the same tools, by which the template's renderings are kept.
+            tools: Any = self._tools.setdefault(ask.tools_key, ask.tools)
             if parent is None:
-                return None, self.chat.encode_prompt([self._message(m) for m in ask.messages], tools)
-            new = [self._message(m) for m in ask.messages[len(parent.messages) :]]
+                return None, self.chat.encode_prompt(new, tools)
             ended = parent.turn.generation.token_ids[-1:] == [self.chat.end_token_id]
             return parent, self.chat.encode_continuation(new, tools, ended)
         except TokenizerError as error:
             raise bad_request(f"the chat template refuses the messages: {error}", "messages") from error
+
+    def _check_size(self, texts: Sequence[str]) -> None:
+        """Encoding holds up every episode of the process: megabytes, for many seconds.
+
+        Raises:
+            _TooLongError: the texts have more tokens than a context.
+        """
+        if sum(map(len, texts)) <= 4 * _PIECE:
+            return
+        found = 0
+        for text in texts:
+            for start in range(0, len(text), _PIECE):
+                found += len(self.chat.encode_plain(text[start : start + _PIECE]))
+                if found > _MARGIN * self.limits.max_model_len:
+                    raise _TooLongError(int(found / _MARGIN))
 
     def _message(self, said: Said) -> Message:
         """A message as it is encoded: an assistant's content holds its calls."""

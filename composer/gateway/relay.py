@@ -21,6 +21,8 @@ import sys
 
 HEADER = struct.Struct(">cII")
 CHUNK = 2**15
+MAX_CONNECTIONS = 64
+"""Of an agent at a time; more wait until one ends."""
 NOT_STARTED = 127
 
 
@@ -76,7 +78,7 @@ def main():
     listener = socket.socket()
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     listener.bind(("127.0.0.1", port))
-    listener.listen(64)
+    listener.listen(1024)
     woken, wake = os.pipe()
     os.set_blocking(wake, False)
     signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
@@ -90,6 +92,12 @@ def main():
         selector.register(readable, selectors.EVENT_READ, None)
     connections, latest = {}, 0
     while True:
+        crowded = len(connections) >= MAX_CONNECTIONS
+        if crowded == (listener in selector.get_map()):
+            if crowded:
+                selector.unregister(listener)
+            else:
+                selector.register(listener, selectors.EVENT_READ, None)
         for key, _ in selector.select():
             if key.fileobj == woken:
                 os.read(woken, 4096)

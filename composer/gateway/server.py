@@ -12,6 +12,9 @@ Retries. A request of which the client has hung up is given up and leaves nothin
 for the first time. A request that was answered and comes again, the same to the byte, is a new sample, as for an agent
 that asks the same question several times; unless it says that it is a retry (`x-stainless-retry-count`, which OpenAI's
 and Anthropic's clients send, or an `idempotency-key` that was there before): it gets the answer that there is.
+
+Trouble. A request that cannot be read is its client's mistake (4xx), and an agent's to live with. Whatever else goes
+wrong between a request and its answer is ours: the episode fails, which has no reward, and its client is told so (503).
 """
 
 from __future__ import annotations
@@ -23,15 +26,16 @@ import json
 import logging
 import secrets
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from composer.gateway import anthropic_messages, openai_chat, openai_responses
-from composer.gateway.exchange import Answer, ApiError, Ask, Trouble, bad_request
+from composer.gateway.exchange import Answer, ApiError, Ask, Trouble, bad_request, is_deep
 from composer.gateway.record import EpisodeRecord
 
 logger = logging.getLogger(__name__)
@@ -42,7 +46,10 @@ _MAX_REQUESTS = 16
 """Of an episode, that are read and answered at a time; more wait. No agent is trusted with this process's memory."""
 _MAX_ANSWERS = 64
 """Of an episode, that are kept for retries."""
+_KEPT_ALIVE_S = 30.0
+"""A connection without a request; another of the agent's may be waiting for its place."""
 _STOP_S = 2.0
+_EPISODE = web.RequestKey("episode", object)
 _TURNS_TO_LEARN = 3
 """Of the event loop, after which it knows of connections that have ended by now."""
 
@@ -53,7 +60,19 @@ class _Episode:
     answers: OrderedDict[str, Answer] = field(default_factory=OrderedDict)
     """By the digest of the request that each answered."""
     idempotency_keys: set[str] = field(default_factory=set)
-    places: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_MAX_REQUESTS))
+    num_requests: int = 0
+    """That are here."""
+    _places: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_MAX_REQUESTS))
+
+    @contextlib.asynccontextmanager
+    async def place(self) -> AsyncIterator[None]:
+        """When one is free."""
+        self.num_requests += 1
+        try:
+            async with self._places:
+                yield
+        finally:
+            self.num_requests -= 1
 
 
 class Gateway:
@@ -84,12 +103,19 @@ class Gateway:
             app.router.add_post("/v1/chat/completions", self._handler(openai_chat))
             app.router.add_post("/v1/responses", self._handler(openai_responses))
             app.router.add_post("/v1/messages", self._handler(anthropic_messages))
-            app.router.add_post("/v1/messages/count_tokens", self._count_tokens)
+            app.router.add_post("/v1/messages/count_tokens", self._handled(anthropic_messages, self._count_tokens))
             app.router.add_get("/v1/models", self._models)
             app.router.add_get("/v1/models/{model}", self._models)
             app.router.add_route("*", "/{path:.*}", self._unknown)
+            app.on_response_prepare.append(_make_room)
             # So that a request whose client hangs up is given up.
-            runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=_STOP_S, access_log=None)
+            runner = web.AppRunner(
+                app,
+                handler_cancellation=True,
+                shutdown_timeout=_STOP_S,
+                keepalive_timeout=_KEPT_ALIVE_S,
+                access_log=None,
+            )
             await runner.setup()
             site = web.TCPSite(runner, "127.0.0.1", 0)
             await site.start()
@@ -114,21 +140,31 @@ class Gateway:
             await runner.cleanup()
 
     def _handler(self, api: ModuleType) -> Callable[[web.Request], Any]:
+        async def answer(request: web.Request, episode: _Episode) -> web.StreamResponse:
+            raw = await _body(request)
+            ask = _read(api, _json(raw), episode.record)
+            digest = hashlib.sha256(request.path.encode() + b"\0" + raw).hexdigest()
+            return await _answer(api, request, episode, ask, digest)
+
+        return self._handled(api, answer)
+
+    def _handled(
+        self, api: ModuleType, answer: Callable[[web.Request, _Episode], Awaitable[web.StreamResponse]]
+    ) -> Callable[[web.Request], Any]:
+        """What aiohttp calls: `answer` for the episode of a request, one of few at a time, or an error of the API's."""
+
         async def handle(request: web.Request) -> web.StreamResponse:
             episode = None
             try:
-                episode = self._episode(request)
-                async with episode.places:
-                    raw = await request.read()
-                    ask = _read(api, _json(raw), episode.record)
-                    digest = hashlib.sha256(request.path.encode() + b"\0" + raw).hexdigest()
-                    return await _answer(api, request, episode, ask, digest)
+                request[_EPISODE] = episode = self._episode(request)
+                # A connection that breaks is the client's; whatever else breaks under an answer is told by the record.
+                with episode.record.answering("answering a request", lets_out=(ConnectionError,)):
+                    async with episode.place():
+                        return await answer(request, episode)
             except ApiError as error:
                 if episode is not None and error.trouble is Trouble.BAD_REQUEST:
                     episode.record.count(f"refused_{error.trouble}")
                 return _error(api, error)
-            except web.HTTPRequestEntityTooLarge:
-                return _error(api, bad_request(f"the request has more than {_MAX_BODY_BYTES} bytes"))
 
         return handle
 
@@ -144,13 +180,10 @@ class Gateway:
                 return self._episodes[key]
         raise ApiError(Trouble.UNAUTHORIZED, "the API key belongs to no episode that is running")
 
-    async def _count_tokens(self, request: web.Request) -> web.Response:
-        try:
-            record = self._episode(request).record
-            body = {k: v for k, v in _json(await request.read()).items() if k != "max_tokens"}
-            return web.json_response({"input_tokens": record.count_tokens(_read(anthropic_messages, body, record))})
-        except ApiError as error:
-            return _error(anthropic_messages, error)
+    async def _count_tokens(self, request: web.Request, episode: _Episode) -> web.StreamResponse:
+        body = {k: v for k, v in _json(await _body(request)).items() if k != "max_tokens"}
+        ask = _read(anthropic_messages, body, episode.record)
+        return web.json_response({"input_tokens": episode.record.count_tokens(ask)})
 
     async def _models(self, request: web.Request) -> web.Response:
         api = _api_of(request)
@@ -177,6 +210,29 @@ def _api_of(request: web.Request) -> ModuleType:
     return anthropic_messages if "anthropic-version" in request.headers else openai_chat
 
 
+async def _make_room(request: web.Request, response: web.StreamResponse) -> None:
+    """An episode with more requests than places has more connections waiting: theirs comes when this one ends."""
+    episode = request.get(_EPISODE)
+    if isinstance(episode, _Episode) and episode.num_requests > _MAX_REQUESTS:
+        response.force_close()
+        response.headers["Connection"] = "close"
+
+
+async def _body(request: web.Request) -> bytes:
+    """The body of a request.
+
+    Raises:
+        ApiError: it is too large, or not what its headers say.
+        ConnectionError: the client has hung up.
+    """
+    try:
+        return await request.read()
+    except web.HTTPRequestEntityTooLarge:
+        raise bad_request(f"the request has more than {_MAX_BODY_BYTES} bytes") from None
+    except (web.RequestPayloadError, HttpProcessingError) as error:
+        raise bad_request(f"the request's body is not what its headers say ({error})") from error
+
+
 def _json(raw: bytes) -> dict[str, Any]:
     """The body of a request.
 
@@ -189,6 +245,8 @@ def _json(raw: bytes) -> dict[str, Any]:
         body = None
     if not isinstance(body, dict):
         raise bad_request("the request's body must be a JSON object")
+    if is_deep(body):
+        raise bad_request("the request's body is nested too deep")
     return body
 
 

@@ -310,3 +310,31 @@ def test_folders_are_seen_read_only(runner, tmp_path) -> None:
     for wrong in ("relative", f"{tmp_path}:/usr/agent", f"{tmp_path}:/agent", f"{tmp_path}:/opt/../etc"):
         with pytest.raises(ValueError, match="folders="):
             BubblewrapBackend("test", folders=[wrong])
+
+
+@pytest.mark.parametrize("stops", [True, False], ids=["the agent stops", "the agent would go on"])
+def test_an_agent_that_loses_the_gateway_has_no_reward(runner, backend, chat, monkeypatch, stops: bool) -> None:
+    """It has done its work, and what it left would be worth 1: nobody knows what the policy would have said."""
+    policy, said = Policy(chat, ["one"]), []
+
+    async def open_connection(*args, **kwargs):
+        if said and "sock" not in kwargs:
+            raise OSError(24, "Too many open files")
+        said.append(args)
+        return await real(*args, **kwargs)
+
+    real = asyncio.open_connection
+    monkeypatch.setattr("composer.gateway.channel.asyncio.open_connection", open_connection)
+    monkeypatch.setattr("composer.gateway.agent._GRACE_S", 1.0)
+    script = f"""
+open("done", "w").write("yes")
+try:
+    first = ask([user])
+    ask([user, first, user])
+except OSError as error:
+    print(error)
+{"" if stops else "import time; time.sleep(1000)"}
+"""
+    t = play(runner, backend, chat, policy, script)
+    assert t.outcome is Outcome.INFRASTRUCTURE_ERROR and t.reward is None
+    assert "connection to the gateway broke (OSError: [Errno 24] Too many open files)" in t.error

@@ -18,6 +18,8 @@ from composer.schema import (
     AlgorithmConfig,
     Config,
     Family,
+    HoneypotsConfig,
+    JudgeConfig,
     LengthPenaltyConfig,
     LossKind,
     ModelConfig,
@@ -119,6 +121,68 @@ def test_a_switch_may_be_flipped(switch: str, key: str) -> None:
     assert not [w for w in check(compose()) if "nothing reads it" in w]
 
 
+AGENT = "env.agent.command=[mini]"
+PLAYED_BY_OTHERS = ["env.tools", "env.system_prompt", "env.max_observation_bytes", "env.invalid_calls_allowed"]
+
+
+@pytest.mark.parametrize(
+    ("stages", "unread_keys"),
+    [("[rl]", PLAYED_BY_OTHERS), ("[pretrain,rl]", PLAYED_BY_OTHERS[-1:])],
+    ids=["no sessions", "sessions of the expert, who has the env's tools"],
+)
+def test_what_an_agent_program_does_not_read(stages: str, unread_keys: list[str]) -> None:
+    set_ = ["env.max_observation_bytes=99", "env.invalid_calls_allowed=7"]
+    config = apply(compose(), [AGENT, f"stages={stages}", *set_])
+    notes = [w for w in check_unread(config, [AGENT.partition("=")[0]]) if "while env.agent.command is given" in w]
+    assert sorted(w.partition("=")[0] for w in notes) == sorted(unread_keys)
+    if "env.tools" in unread_keys:
+        [tools] = [w for w in notes if w.startswith("env.tools")]
+        assert tools.startswith("env.tools=['read_file', 'edit_line', 'finish']: nothing reads it")
+    with pytest.raises(ConfigError, match="invalid_calls_allowed=7: nothing reads it while env.agent.command is given"):
+        check_unread(config, ["env.invalid_calls_allowed"])
+    assert not [w for w in check_unread(apply(compose(), set_)) if "env.agent" in w]
+
+
+def test_a_tool_that_is_typed_beside_an_agent_program_is_refused() -> None:
+    config = apply(compose(), [AGENT, "stages=[rl]"])
+    with pytest.raises(ConfigError, match="env.tools="):
+        check_unread(config, ["env.tools.more._target_"])
+
+
+@pytest.mark.parametrize("env", sorted(p.stem for p in (ROOT / "conf/env").glob("*.yaml")))
+def test_no_env_that_is_shipped_sets_what_its_player_does_not_read(env: str) -> None:
+    assert check_unread(apply(compose([f"env={env}"]), ["stages=[rl]"])) == []
+
+
+def test_a_monitor_that_is_off_reads_none_of_its_keys() -> None:
+    """Each of them is named: by itself, or by the key that it belongs to."""
+    monitor = {k.removeprefix("env.monitor.").removesuffix(".<name>") for k in leaf_keys(Config) if "env.monitor." in k}
+    behind = {k.removeprefix("env.monitor.") for k in unread(Config, "env.monitor.enabled", False)}
+    judged = {f"judge.{key}" for key in unread(JudgeConfig, "url", None)}
+    assert behind | judged == monitor - {"enabled"}
+    assert unread(HoneypotsConfig, "kinds", []) == {"places", "share"}
+    given = ["effects.history=zero", "off=[history]", "network=true", "honeypots.kinds=[answers]", "judge.url=http://a"]
+    config = apply(compose(), [f"env.monitor.{override}" for override in given])
+    notes = [w for w in check_unread(config) if "while env.monitor.enabled is False" in w]
+    assert sorted(w.partition("=")[0].rpartition(".")[2] for w in notes) == [
+        "effects",
+        "kinds",
+        "network",
+        "off",
+        "url",
+    ]
+    assert "env.monitor.effects={'history': 'zero'}: nothing" in " ".join(notes)
+
+
+def test_baits_without_a_kind_are_read_by_nothing() -> None:
+    config = apply(compose(), ["env.monitor.enabled=true", "env.monitor.honeypots.share=0.5"])
+    [note] = check_unread(config)
+    assert note.startswith(
+        "env.monitor.honeypots.share=0.5: nothing reads it while env.monitor.honeypots.kinds is empty"
+    )
+    assert len(check_unread(apply(config, ["env.monitor.enabled=false"]))) == 1, "and it is named once"
+
+
 def test_every_choice_was_thought_of() -> None:
     def choices(cls: type, prefix: str = "") -> typing.Iterator[str]:
         for name, hint in typing.get_type_hints(cls).items():
@@ -143,10 +207,10 @@ def test_every_choice_was_thought_of() -> None:
     assert {r.key.rpartition(".")[2] for rules in _TABLE.values() for r in rules if isinstance(r.value, Enum)} == {
         key.rpartition(".")[2] for key in decided
     }
-    keys = set(leaf_keys(Config))
-    assert {k for rules in _TABLE.values() for r in rules for k in r.keys} <= keys | {
-        k.rpartition(".")[2] for k in keys
-    }
+    keys = [f".{key}." for key in leaf_keys(Config)]
+    assert [
+        k for rules in _TABLE.values() for r in rules for k in r.keys if not any(f".{k}." in key for key in keys)
+    ] == []
 
 
 @pytest.mark.parametrize("family", Family)

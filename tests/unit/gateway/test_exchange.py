@@ -17,6 +17,8 @@ from composer.gateway.exchange import (
 )
 from composer.types import ToolCall
 
+LONE = '{"a": "\\ud800"}'
+DEEP = '<tool_call>{"name": "ls", "arguments": ' + '{"a": ' * 200 + "1" + "}" * 201 + "</tool_call>"
 LS = '<tool_call>{"name": "ls", "arguments": {}}</tool_call>'
 
 
@@ -29,6 +31,7 @@ LS = '<tool_call>{"name": "ls", "arguments": {}}</tool_call>'
         ('<tool_call>{"name": "ls"}</tool_call>', '<tool_call>{"name": "ls"}</tool_call>', 0),
         (f"{LS}<tool_call>", f"{LS}<tool_call>", 0),
         ("</tool_call>", "</tool_call>", 0),
+        (DEEP, DEEP, 0),
     ],
 )
 def test_calls_are_taken_out_of_a_text_or_left_in_it(text: str, around: str, calls: int) -> None:
@@ -37,7 +40,7 @@ def test_calls_are_taken_out_of_a_text_or_left_in_it(text: str, around: str, cal
 
 @pytest.mark.parametrize(
     ("text", "written"),
-    [('{"b": 1, "a": [1.0, "é"]}', '{"a":[1.0,"é"],"b":1}'), ("", "{}"), ("{no json", "{no json")],
+    [('{"b": 1, "a": [1.0, "é"]}', '{"a":[1.0,"é"],"b":1}'), ("", "{}"), ("{no json", "{no json"), (LONE, LONE)],
 )
 def test_arguments_are_written_in_one_way(text: str, written: str) -> None:
     assert canonical_arguments(text) == written
@@ -46,6 +49,7 @@ def test_arguments_are_written_in_one_way(text: str, written: str) -> None:
 def test_arguments_as_templates_take_them() -> None:
     assert as_object('{"a": 1}') == {"a": 1}
     assert as_object("[1]") == {"arguments": [1]} and as_object("{no") == {"arguments": "{no"}
+    assert as_object(LONE) == {"arguments": LONE}, "a lone surrogate is no text"
 
 
 def test_only_an_assistants_words_are_compared_loosely() -> None:

@@ -32,7 +32,7 @@ def say(record: EpisodeRecord, *messages: Said, **more) -> Answer:
 
 
 def text_of(chat: Chat, ids: list[int]) -> str:
-    return chat.tokenizer.decode(ids)
+    return str(chat.tokenizer.decode(ids))
 
 
 def test_a_next_request_adds_what_is_new_and_nothing_else(chat: Chat):
@@ -298,6 +298,34 @@ def test_what_breaks_on_the_way_to_the_policy_is_an_outage_too(chat: Chat):
     assert str(record.failure) == "asking the policy raised ConnectionError: bug"
 
 
+def test_a_policy_that_gives_up_by_itself_is_an_outage_and_no_client_that_hung_up(chat: Chat):
+    record, policy = opened(chat, [])
+
+    def give_up(_: str) -> str:
+        raise asyncio.CancelledError
+
+    policy.say = give_up
+    assert refused(record, USER).trouble is Trouble.UNAVAILABLE
+    assert str(record.failure) == "asking the policy raised CancelledError: "
+    assert "cancelled" not in record.metadata["gateway"]
+
+
+def test_an_answer_that_comes_after_the_episodes_end_is_not_noted(chat: Chat):
+    record, policy = opened(chat, ["late"])
+    policy.gate = asyncio.Event()
+
+    async def late() -> None:
+        asking = asyncio.create_task(record.answer(Ask((USER,))))
+        await asyncio.sleep(0.01)
+        record.close()
+        policy.gate.set()
+        with pytest.raises(ApiError):
+            await asking
+
+    asyncio.run(late())
+    assert (record.turns, record.messages, record.failure) == ([], [], None)
+
+
 @pytest.mark.parametrize("reason", ["abort", "stop"])
 def test_an_answer_without_an_end_or_a_token_is_an_outage(chat: Chat, reason: str):
     record, _ = opened(chat, [Generation([] if reason == "stop" else [1], [], [], reason)])
@@ -313,6 +341,35 @@ def test_a_full_context_is_refused_and_an_agent_may_start_anew(chat: Chat):
     say(record, Said("user", "So far: one."), tools=())
     assert record.limit is None and [t.parent for t in record.turns] == [PREVIOUS, FRESH]
     assert record.metadata["gateway"]["refused_context_full"] == 1
+
+
+def test_megabytes_are_refused_without_being_encoded(chat: Chat, monkeypatch: pytest.MonkeyPatch):
+    """Which would hold up every episode of the process."""
+    encoded, encode = 0, chat.encode_plain
+
+    def count(text: str) -> list[int]:
+        nonlocal encoded
+        encoded += len(text)
+        return encode(text)
+
+    monkeypatch.setattr(chat, "encode_plain", count)
+    record, _ = opened(chat, ["one", "two"])
+    first = say(record, USER)
+    huge = "x" * 10**7
+    wide = OfferedTool("ls", huge, {"type": "object"})
+    for messages, tools in (
+        ((Said("user", huge),), ()),
+        ((USER, first.said, Said("tool", huge)), (SHELL,)),
+        ((USER,), (wide,)),
+    ):
+        error = refused(record, *messages, tools=tools)
+        assert error.trouble is Trouble.CONTEXT_FULL and "at least" in error.message
+        assert record.count_tokens(Ask(messages, tools)) >= LIMITS.max_model_len
+    assert encoded < 10**6 and record.failure is None
+    # What is long and fits is encoded as ever.
+    record, policy = opened(chat, ["one"], HarnessLimits(max_turns=9, max_turn_tokens=50, max_model_len=10**5))
+    say(record, Said("user", "command " * 9000), tools=())
+    assert policy.sent[0] == record.context_ids(0)[: len(policy.sent[0])] and len(policy.sent[0]) > 9000
 
 
 def test_no_more_turns_than_allowed_also_at_the_same_time(chat: Chat):
