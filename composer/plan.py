@@ -22,6 +22,7 @@ from composer.checks.common import (
     rank_memory,
     world_size,
 )
+from composer.checks.tasks import check_tasks
 from composer.config import PLAN_FILE, run_name, save_whole, to_dict
 from composer.instantiate import accepts, check_targets
 from composer.models.sizes import (
@@ -180,7 +181,8 @@ def make_plan(config: Config, typed: Sequence[str] = ()) -> RunPlan:
         ConfigError: a target or the model is wrong.
         PlanError: the config cannot be run as it stands.
     """
-    check_targets(config)
+    made = check_targets(config)
+    check_tasks(config, made["env.taskset"], typed)
     warnings = check(config, typed)
     count, parallel = count_parameters(config.model), config.parallel
     return RunPlan(
