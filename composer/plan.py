@@ -31,6 +31,7 @@ from composer.models.sizes import (
     sequence_multiple,
     training_flops_per_token,
 )
+from composer.production import ToolPlan, plan_tools
 from composer.schema import Accelerator, Config, Dtype, PhaseKind, SourceConfig, SourceKind, Stage, SyncMethod
 from composer.tracking.names import sqlite_uri
 
@@ -153,6 +154,9 @@ class RunPlan:
     num_nodes: int
     memory: tuple[MemoryLine, ...]
     storage: tuple[StorageLine, ...]
+    tools: tuple[ToolPlan, ...]
+    missing_tools: tuple[str, ...]
+    """Of production, which the env does not have."""
     ports: dict[str, str]
     commands: tuple[str, ...]
     warnings: tuple[str, ...]
@@ -206,6 +210,8 @@ def make_plan(config: Config, typed: Sequence[str] = ()) -> RunPlan:
         num_nodes=_num_nodes(config),
         memory=tuple(_memory(config)),
         storage=tuple(_storage(config)),
+        tools=plan_tools(config, made),
+        missing_tools=tuple(config.env.missing_tools),
         ports=_ports(config),
         commands=tuple(_commands(config, typed)),
         warnings=tuple(warnings),
