@@ -5,7 +5,8 @@
 Sessions are JSON lines (.jsonl) with `messages` as OpenAI's API has them, with `turns` as composer's own records, or
 with `calls`. Both sides become the same few numbers per session: which tools were called and how often, which came
 first, which programs the shell ran. A difference is drift if it is large, and larger than chance makes it: by a
-permutation test over whole sessions, since the calls of one session are alike.
+permutation test over whole sessions, since the calls of one session are alike. What the env says of production's tools
+(`env.tools.<name>.production`, `env.missing_tools`) is no drift: sessions are read by it first.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from typing import Any
 from composer.errors import ConfigError, MachineError
 from composer.layout import Layout
 from composer.monitor.commands import commands_of
+from composer.production import Translation
 from composer.schema import Stage
 from composer.streams import say
 from composer.types import ToolCall
@@ -82,19 +84,23 @@ def behaviour(words: Sequence[str]) -> int:
     """
     given = _given(words)
     layout = Layout(Path(given["env-run"]))
+    translation, left_out = Translation.of_run(layout.run_dir), Counter[str]()
     training = read_run(layout)
-    production = read_sessions(Path(given["sessions"]))
+    production = read_sessions(Path(given["sessions"]), translation, left_out)
     for key, sessions in zip(KEYS, (training, production), strict=True):
         if len(sessions) < LEAST_SESSIONS:
             remedy = f"{len(sessions)} sessions with tool calls are too few to compare: give at least {LEAST_SESSIONS}"
             raise ConfigError(key, given[key], remedy)
     measures = compare(training, production)
-    _print(measures, len(training), len(production))
+    known = translation.differences()
+    _print(measures, len(training), len(production), known, left_out)
     path = layout.run_dir / "behaviour.json"
     report = {
         "training_sessions": len(training),
         "production_sessions": len(production),
         "drift": any(m.drift for m in measures),
+        "known_differences": known,
+        "calls_left_out": dict(left_out),
         "measures": [asdict(m) for m in measures],
     }
     try:
@@ -141,8 +147,15 @@ def read_run(layout: Layout) -> list[Behaviour]:
     )
 
 
-def read_sessions(path: Path) -> list[Behaviour]:
+def read_sessions(
+    path: Path, translation: Translation | None = None, left_out: Counter[str] | None = None
+) -> list[Behaviour]:
     """Recorded sessions with at least one tool call.
+
+    Args:
+        path: a file of JSON lines, or a folder of them.
+        translation: what the env says of production's tools; calls are read by it.
+        left_out: counts calls of tools that the env does not have.
 
     Raises:
         ConfigError: there is no such file, or a line of it is no session.
@@ -150,7 +163,17 @@ def read_sessions(path: Path) -> list[Behaviour]:
     paths = sorted(path.rglob("*.jsonl")) if path.is_dir() else [path]
     if not paths:
         raise ConfigError("sessions", str(path), "no .jsonl file is in that folder")
-    found = [Behaviour.of(calls) for p in paths for record in _records(p, "sessions") if (calls := _calls(record))]
+    translation, found = translation or Translation(), []
+    for record in (record for p in paths for record in _records(p, "sessions")):
+        calls = []
+        for call in _calls(record):
+            here = translation.read(call)
+            if here is not None:
+                calls.append(here)
+            elif left_out is not None:
+                left_out[call.name] += 1
+        if calls:
+            found.append(Behaviour.of(calls))
     return found[-MAX_SESSIONS:]
 
 
@@ -271,7 +294,9 @@ def _p_value(found: float, distance: Callable[[Any], float], num: int, seed: int
     return (1 + as_far) / (1 + _PERMUTATIONS)
 
 
-def _print(measures: Sequence[Measure], num_training: int, num_production: int) -> None:
+def _print(
+    measures: Sequence[Measure], num_training: int, num_production: int, known: Sequence[str], left_out: Counter[str]
+) -> None:
     from rich.console import Console
     from rich.table import Table
 
@@ -292,6 +317,12 @@ def _print(measures: Sequence[Measure], num_training: int, num_production: int) 
         f"{num} of {len(measures)} measures have drifted",
         highlight=False,
     )
+    if known:
+        console.print("known differences of its tools from production's (env.tools.<name>.production):")
+    for line in known:
+        console.print(f"  {line}", highlight=False, markup=False)
+    for name, number in sorted(left_out.items()):
+        console.print(f"left out: {number} calls of production to {name}", highlight=False, markup=False)
 
 
 def _number(value: float) -> str:

@@ -101,6 +101,7 @@ def _dispatch(argv: list[str]) -> int:
         if args.help or args.hydra_help or args.cfg or args.info:
             with answering():
                 return _show(session, args, overrides)
+        overrides = _with_tools(session, command, overrides)
         folder = _resume_value(overrides)
         if look := _LOOKS.get(command):
             if args.multirun:
@@ -114,6 +115,14 @@ def _dispatch(argv: list[str]) -> int:
         if args.multirun or _asks_for_multirun(session, overrides):
             return run_sweep(session, command, overrides)
         return run_single(session, command, overrides)
+
+
+def _with_tools(session: HydraSession, command: str, overrides: list[str]) -> list[str]:
+    """`autoinstall` takes its agents' tools from the env: one that has them, unless the user has chosen one."""
+    chosen = any(o.lstrip("+").startswith(("env=", "experiment=")) for o in overrides)
+    if command != "autoinstall" or chosen or session.config_name != "config":
+        return overrides
+    return ["env=coding", *overrides]
 
 
 def _behaviour(words: list[str]) -> int:

@@ -295,6 +295,10 @@ class Tool(Protocol):
 class Taskset(Protocol):
     """A deterministic, possibly endless sequence of tasks.
 
+    One without a scripted expert says `has_expert = False`. One that ends may have `num_tasks(split, distinct=False) ->
+    int | None`, how many tasks a split has (None: no end; `distinct`: each counted once): a plan that needs more is
+    then refused.
+
     A taskset that knows right solutions may have `reference(task) -> dict[str, bytes]`, the files of one: a run is then
     refused before it starts if the graders do not accept it. One whose tasks have their base state in an image may have
     `solver(task) -> tuple[dict[str, bytes], str] | None` instead: files and a shell command that solve a task.

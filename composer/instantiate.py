@@ -130,8 +130,11 @@ def targets(config: Config) -> Iterator[tuple[str, TargetConfig]]:
             yield f"env.{group}.{name}", target
 
 
-def check_targets(config: Config) -> None:
-    """Make every target of a config once and let it go: constructors start nothing, and refuse what they cannot be.
+def check_targets(config: Config) -> dict[str, Any]:
+    """Make every target of a config once: constructors start nothing, and refuse what they cannot be.
+
+    Returns:
+        The objects by their keys, to ask what they are; they are not those of the run.
 
     Raises:
         ConfigError: as `instantiate`, or a class does not keep the contract of its key.
@@ -143,6 +146,7 @@ def check_targets(config: Config) -> None:
         "expert_accuracy": config.mix.sessions.expert_accuracy,
         "seed": config.seed,
     }
+    made = {}
     for key, target in targets(config):
         factory = check_target(target, config.plugins, key=key, given=GIVEN.get(key, ()))
         role = next(r for r in _PROMISES if key == r or key.startswith(f"{r}."))
@@ -150,7 +154,8 @@ def check_targets(config: Config) -> None:
         if lacking:
             remedy = f"has no {', '.join(lacking)}, which the contract asks of `{role}`: name a class that keeps it"
             raise ConfigError(f"{key}._target_", target._target_, remedy)
-        instantiate(target, config.plugins, key=key, **{n: given[n] for n in GIVEN.get(key, ())})
+        made[key] = instantiate(target, config.plugins, key=key, **{n: given[n] for n in GIVEN.get(key, ())})
+    return made
 
 
 def _locate(name: str, plugins: Iterable[str], key: str, origin: Origin) -> Any:

@@ -22,6 +22,7 @@ from composer.checks.common import (
     rank_memory,
     world_size,
 )
+from composer.checks.tasks import check_tasks
 from composer.config import PLAN_FILE, run_name, save_whole, to_dict
 from composer.instantiate import accepts, check_targets
 from composer.models.sizes import (
@@ -30,6 +31,7 @@ from composer.models.sizes import (
     sequence_multiple,
     training_flops_per_token,
 )
+from composer.production import ToolPlan, plan_tools
 from composer.schema import Accelerator, Config, Dtype, PhaseKind, SourceConfig, SourceKind, Stage, SyncMethod
 from composer.tracking.names import sqlite_uri
 
@@ -152,6 +154,9 @@ class RunPlan:
     num_nodes: int
     memory: tuple[MemoryLine, ...]
     storage: tuple[StorageLine, ...]
+    tools: tuple[ToolPlan, ...]
+    missing_tools: tuple[str, ...]
+    """Of production, which the env does not have."""
     ports: dict[str, str]
     commands: tuple[str, ...]
     warnings: tuple[str, ...]
@@ -180,7 +185,8 @@ def make_plan(config: Config, typed: Sequence[str] = ()) -> RunPlan:
         ConfigError: a target or the model is wrong.
         PlanError: the config cannot be run as it stands.
     """
-    check_targets(config)
+    made = check_targets(config)
+    check_tasks(config, made["env.taskset"], typed)
     warnings = check(config, typed)
     count, parallel = count_parameters(config.model), config.parallel
     return RunPlan(
@@ -204,6 +210,8 @@ def make_plan(config: Config, typed: Sequence[str] = ()) -> RunPlan:
         num_nodes=_num_nodes(config),
         memory=tuple(_memory(config)),
         storage=tuple(_storage(config)),
+        tools=plan_tools(config, made),
+        missing_tools=tuple(config.env.missing_tools),
         ports=_ports(config),
         commands=tuple(_commands(config, typed)),
         warnings=tuple(warnings),

@@ -31,6 +31,8 @@ def print_plan(plan: RunPlan, console: Console | None = None) -> None:
     console.print(_stages(plan, at_most))
     if any(stage.phases for stage in plan.stages):
         console.print(_mix(plan, at_most))
+    if plan.tools:
+        console.print(_tools(plan))
     console.print(_processes(plan))
     console.print(_mesh(plan))
     console.print(_memory(plan))
@@ -115,6 +117,16 @@ def _mix(plan: RunPlan, at_most: str) -> Table:
             begin = (phase.name, f"{phase.seq_len:,}") if i == 0 else ("", "")
             tokens = f"{at_most if phase.is_bound else ''}{number(source.tokens)}"
             table.add_row(*begin, source.name, f"{source.weight:g}", tokens, source.kind, Text(source.where))
+    return table
+
+
+def _tools(plan: RunPlan) -> Table:
+    table = _table("Tools", "tool<", "arguments<", "unknown arguments<", "differs from production<")
+    for tool in plan.tools:
+        strict = {True: "refused", False: "ignored", None: ""}[tool.strict]
+        table.add_row(tool.name, Text(", ".join(tool.arguments)), strict, Text("; ".join(tool.differs)))
+    for name in plan.missing_tools:
+        table.add_row(name, "", "", "not here")
     return table
 
 

@@ -7,7 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from composer.checks.common import optimizer_steps
+from composer.checks.common import optimizer_steps, wants_sessions
 from composer.errors import TrainingError
 from composer.evaluation.metrics import value
 from composer.evaluation.stage import evaluate, read_groups
@@ -21,7 +21,6 @@ from composer.tracking.console import Console
 from composer.tracking.mlflow import Record
 from composer.tracking.plots import read_metrics
 from composer.types import Group, Trajectory
-from composer.workers import wants_sessions
 
 if TYPE_CHECKING:
     from composer.plan import RunPlan

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from composer import config as config_files
+from composer.checks.common import wants_sessions
 from composer.contract import Tool
 from composer.gateway.agent import AgentProgram, ExternalHarness
 from composer.instantiate import instantiate
@@ -34,7 +35,7 @@ from composer.rollout.parts import BlockedLoop, make_task
 from composer.rollout.pool import PoolSettings, SandboxPool
 from composer.rollout.sessions import Session, record_sessions, render_session, session_text
 from composer.rundir import find_plugins
-from composer.schema import ChatTemplate, Config, SourceKind, Stage, TargetConfig
+from composer.schema import ChatTemplate, Config, Stage, TargetConfig
 from composer.types import Generation, Group, Split
 
 if TYPE_CHECKING:
@@ -396,12 +397,6 @@ class EnvWorker:
         await self.backend.close()
         if self.external is not None:
             await self.external.close()
-
-
-def wants_sessions(config: Config) -> bool:
-    """Whether a phase that is to be trained reads the scripted expert's sessions."""
-    phases = config.mix.phases.values() if Stage.pretrain in config.stages else ()
-    return any(source.kind is SourceKind.sessions for phase in phases for source in phase.sources.values())
 
 
 def has_prompt(config: Config, name: str) -> bool:

@@ -6,7 +6,7 @@ import math
 
 from composer.errors import PlanError
 from composer.models.sizes import TOKENS_AT_ONCE, TrainerMemory, rows_at_once, sequence_multiple, trainer_memory
-from composer.schema import Accelerator, Config, ParallelConfig, PhaseConfig, PhaseKind, Stage
+from composer.schema import Accelerator, Config, ParallelConfig, PhaseConfig, PhaseKind, SourceKind, Stage
 
 
 def require(ok: bool, key: str, value: object, remedy: str) -> None:
@@ -82,6 +82,12 @@ def gpus_needed(config: Config) -> int:
         return 0
     generators = config.generator.num_replicas * config.generator.tensor_parallel if generates(config) else 0
     return world_size(config.parallel) + generators
+
+
+def wants_sessions(config: Config) -> bool:
+    """Whether a phase that is to be trained reads the scripted expert's sessions."""
+    phases = config.mix.phases.values() if Stage.pretrain in config.stages else ()
+    return any(source.kind is SourceKind.sessions for phase in phases for source in phase.sources.values())
 
 
 def generates(config: Config) -> bool:

@@ -135,10 +135,17 @@ async def check_taskset(
             progress(made)
         return made
 
-    places = [(split, index) for split in splits for index in range(settings.num_tasks)]
+    places = [(split, index) for split in splits for index in range(_num_distinct(taskset, split, settings.num_tasks))]
     looked = await asyncio.gather(*(look(split, index) for split, index in places))
     tasks = [check for check in looked if check is not None]
     return TasksetCheck(taskset.name, settings.rounds, tasks, time.monotonic() - start)
+
+
+def _num_distinct(taskset: Taskset, split: Split, most: int) -> int:
+    """How many to look at: one that training goes through again and again is looked at once."""
+    ask = getattr(taskset, "num_tasks", None)
+    num = ask(split, distinct=True) if ask is not None else None
+    return most if num is None else min(most, max(1, num))  # the first of none says why there is none
 
 
 def _make(taskset: Taskset, split: Split, index: int) -> Task | TaskCheck | None:

@@ -28,7 +28,15 @@ from composer.choices import (
 )
 from composer.schema.algorithm import AlgorithmConfig, LengthPenaltyConfig
 from composer.schema.autoinstall import AutoinstallConfig, InstallAgentConfig
-from composer.schema.env import AgentConfig, AgentFileConfig, EnvConfig, LimitsConfig, PoolConfig
+from composer.schema.env import (
+    AgentConfig,
+    AgentFileConfig,
+    EnvConfig,
+    LimitsConfig,
+    PoolConfig,
+    ProductionConfig,
+    ToolConfig,
+)
 from composer.schema.fields import TargetConfig, number, text
 from composer.schema.mix import MixConfig, PhaseConfig, SessionsConfig, SourceConfig
 from composer.schema.model import ModelConfig
@@ -65,6 +73,7 @@ __all__ = [
     "ParallelConfig",
     "PhaseConfig",
     "PhaseKind",
+    "ProductionConfig",
     "Schedule",
     "ScoreFunction",
     "SessionsConfig",
@@ -73,6 +82,7 @@ __all__ = [
     "Stage",
     "SyncMethod",
     "TargetConfig",
+    "ToolConfig",
     "TrackingConfig",
     "WeightSyncConfig",
 ]

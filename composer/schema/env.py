@@ -79,6 +79,38 @@ class AgentConfig:
 
 
 @dataclass(frozen=True)
+class ProductionConfig:
+    """How the tool for the same purpose is in the product that the agent is trained for, where it differs.
+
+    It changes nothing of the tool: `args` does (`name`, `description`, `strict`). The plan shows it, and `composer
+    behaviour` reads recorded sessions by it.
+    """
+
+    name: str = text("", may_be_empty=True)
+    """What production calls it; empty: as here."""
+    arguments: dict[str, str] = field(default_factory=dict)
+    """Arguments that have another name in production: name here -> name there."""
+    lacks: list[str] = field(default_factory=list)
+    """Arguments of production's tool that this one does not take."""
+    adds: list[str] = field(default_factory=list)
+    """Arguments of this one that production's does not take."""
+    strict: bool | None = None
+    """Whether production's refuses arguments that it does not know; null: as here."""
+    description: str = text("", may_be_empty=True)
+    """Production's; empty: as here."""
+    differs: str = text("", may_be_empty=True)
+    """Whatever else is different, in a phrase."""
+
+
+@dataclass(frozen=True)
+class ToolConfig(TargetConfig):
+    """A tool: its class, how the model sees it (`args`), and how production's differs."""
+
+    production: ProductionConfig = field(default_factory=ProductionConfig)
+    """The same tool in production."""
+
+
+@dataclass(frozen=True)
 class EnvConfig:
     """Tasks, tools and ending of an episode, and the machine it happens on."""
 
@@ -86,8 +118,10 @@ class EnvConfig:
     """Shown in records."""
     taskset: TargetConfig = MISSING
     """Where tasks come from (`composer.contract.Taskset`)."""
-    tools: dict[str, TargetConfig] = field(default_factory=dict)
+    tools: dict[str, ToolConfig] = field(default_factory=dict)
     """What the model may call, by a name of your choice (`composer.contract.Tool`)."""
+    missing_tools: list[str] = field(default_factory=list)
+    """Tools of production that this env does not have, by their names there."""
     graders: dict[str, TargetConfig] = field(default_factory=dict)
     """The rubric; a grader's weight stands in `grader_weights` (1.0 if absent)."""
     grader_weights: dict[str, float] = field(default_factory=dict, metadata={"minimum": 0, "maximum": LARGE})

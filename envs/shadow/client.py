@@ -50,7 +50,7 @@ class ShadowClient:
         Args:
             backend: address, such as `http://10.0.0.5:8123`; "": this process's own, see `envs.shadow.service.shared`.
             token_env: variable with the token of the backend at `backend`.
-            corpus: folder of pages of this process's own.
+            corpus: of this process's own, see `envs.shadow.service.ShadowBackend`.
             timeout_s: wall time of one attempt.
 
         Raises:

@@ -13,6 +13,7 @@ A page without an address has its path below the folder for one, a page without 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from html.parser import HTMLParser
 from pathlib import Path
@@ -46,19 +47,17 @@ class PageHit:
 
 
 class Pages:
-    """The pages of a folder, read once."""
+    """Pages that can be searched."""
 
-    def __init__(self, folder: Path | None) -> None:
-        """Read them; None: there are none. Links that lead out of the folder are not followed.
+    def __init__(self, pages: Iterable[Page] = ()) -> None:
+        """Index them. Of pages with one address, the last counts.
 
         Raises:
-            OSError: the folder or a file cannot be read.
+            OSError: as `read_folder`.
         """
         self._pages: dict[str, Page] = {}
         self._index = PassageIndex()
-        for path in _files(folder) if folder is not None else []:
-            assert folder is not None
-            page = read_page(path.read_bytes()[:MAX_PAGE_BYTES], path.relative_to(folder).as_posix())
+        for page in pages:
             self._pages[page.url] = page
             self._index.put(page.url, f"{page.title}\n{page.text}")
 
@@ -70,6 +69,16 @@ class Pages:
         """The pages that fit best, each once."""
         hits = self._index.search(query, most, one_each=True)
         return [PageHit(hit.name, self._pages[hit.name].title, hit.score, hit.text) for hit in hits]
+
+
+def read_folder(folder: Path) -> Iterator[Page]:
+    """The pages of a folder. Links that lead out of it are not followed.
+
+    Raises:
+        OSError: the folder or a file cannot be read.
+    """
+    for path in _files(folder):
+        yield read_page(path.read_bytes()[:MAX_PAGE_BYTES], path.relative_to(folder).as_posix())
 
 
 def read_page(content: bytes, path: str) -> Page:

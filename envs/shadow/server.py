@@ -34,7 +34,8 @@ from typing import Any
 from aiohttp import web
 from jsonschema import Draft202012Validator
 
-from envs.shadow.pages import Pages
+from envs.shadow.pages import Pages, read_folder
+from envs.shadow.python_pages import CORPUS, python_pages
 from envs.shadow.workspaces import UnknownWorkspace, Workspaces, WorkspaceTooLarge
 
 TOKEN_ENV = "COMPOSER_SHADOW_TOKEN"
@@ -67,12 +68,12 @@ _SCHEMAS = {
 class ShadowServer:
     """Answers requests; holds everything in memory."""
 
-    def __init__(self, token: str, corpus: Path | None = None, deadline_s: float = DEADLINE_S) -> None:
+    def __init__(self, token: str, corpus: str = "", deadline_s: float = DEADLINE_S) -> None:
         """Read the corpus.
 
         Args:
             token: what requests have to show.
-            corpus: folder of pages for /web; None: it finds nothing.
+            corpus: folder of pages for /web; `envs.shadow.python_pages.CORPUS`: Python's documentation; "": nothing.
             deadline_s: wall time of one request, waiting for its turn included.
 
         Raises:
@@ -82,7 +83,8 @@ class ShadowServer:
         if not token:
             raise ValueError("`token` must not be empty")
         self._token, self._deadline_s = token, deadline_s
-        self._workspaces, self._pages = Workspaces(), Pages(corpus)
+        self._workspaces = Workspaces()
+        self._pages = Pages(python_pages() if corpus == CORPUS else read_folder(Path(corpus)) if corpus else ())
         # One thread: indexing and ranking hold the interpreter anyway, and the indices need no lock.
         self._worker = ThreadPoolExecutor(1, "shadow")
         self._answers: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
@@ -226,7 +228,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m envs.shadow.server", description="The shadow backend.")
     parser.add_argument("--host", default="127.0.0.1", help="a loopback address")
     parser.add_argument("--port", type=int, default=0, help="0: a free one")
-    parser.add_argument("--corpus", type=Path, help="folder of pages for /web")
+    parser.add_argument("--corpus", default="", help=f"folder of pages for /web; {CORPUS}: Python's documentation")
     parser.add_argument("--owned", action="store_true", help="end when standard input does")
     try:
         asyncio.run(_run(parser.parse_args()))

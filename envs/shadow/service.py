@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import IO
 
 from composer.errors import ToolError
+from envs.shadow.python_pages import CORPUS
 from envs.shadow.server import TOKEN_ENV
 
 _ROOT = Path(__file__).resolve().parents[2]
@@ -41,13 +42,13 @@ class ShadowBackend:
         """Nothing starts yet.
 
         Args:
-            corpus: folder of pages for /web (pages.py); "": there are none.
+            corpus: folder of pages for /web (pages.py), or `envs.shadow.python_pages.CORPUS`; "": there are none.
             start_timeout_s: for it to read the pages and to listen.
 
         Raises:
             ValueError: the corpus is no folder.
         """
-        if corpus and not Path(corpus).is_dir():
+        if corpus not in ("", CORPUS) and not Path(corpus).is_dir():
             raise ValueError(f"`corpus` must be a folder of pages, but is {corpus!r} instead")
         self.corpus, self.start_timeout_s = corpus, start_timeout_s
         self.url = self.token = ""
@@ -70,7 +71,7 @@ class ShadowBackend:
         self.token = secrets.token_hex(16)
         command = [sys.executable, "-m", "envs.shadow.server", "--owned"]
         if self.corpus:
-            command += ["--corpus", str(Path(self.corpus).resolve())]
+            command += ["--corpus", self.corpus if self.corpus == CORPUS else str(Path(self.corpus).resolve())]
         path = os.pathsep.join([str(_ROOT), *filter(None, [os.environ.get("PYTHONPATH", "")])])
         with tempfile.TemporaryFile() as errors:
             try:

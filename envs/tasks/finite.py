@@ -6,6 +6,7 @@ added or removed move no other one, and no seed does either.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 from abc import ABC, abstractmethod
@@ -33,6 +34,7 @@ class FiniteTaskset(ABC):
     """
 
     name = ""
+    has_expert = False
 
     def __init__(
         self,
@@ -51,7 +53,7 @@ class FiniteTaskset(ABC):
             keys: of all tasks.
             evaluation_share: how much of them is for evaluation, 0 to 1.
             seed: changes the order within a split, and nothing else.
-            epochs: how often training goes through its tasks, each time in another order, before they end.
+            epochs: how often training goes through its tasks, each time in another order, before they end; 0: for ever.
             checked: a report of `composer tasks check`: only tasks that it calls ok are used; "": all.
             families: key -> what decides its split in its stead, for tasks that are much alike.
             fixed: key -> the split that somebody chose for it.
@@ -61,8 +63,8 @@ class FiniteTaskset(ABC):
         """
         if not 0.0 <= evaluation_share <= 1.0:
             raise ConfigError("env.taskset.args.evaluation_share", evaluation_share, "must be between 0 and 1")
-        if epochs < 1:
-            raise ConfigError("env.taskset.args.epochs", epochs, "must be at least 1")
+        if epochs < 0:
+            raise ConfigError("env.taskset.args.epochs", epochs, "must be at least 1, or 0 for no end")
         families, fixed = families or {}, fixed or {}
         self._splits = {
             key: fixed.get(key) or split_of(families.get(key, key), evaluation_share) for key in sorted(set(keys))
@@ -72,16 +74,8 @@ class FiniteTaskset(ABC):
             self._splits = {k: split for k, split in self._splits.items() if self._id(k, split) in accepted}
             if not self._splits:
                 raise ConfigError("env.taskset.args.checked", checked, f"it calls no task of {self.name} ok")
-        self._orders: dict[Split, list[str]] = {
-            split: [
-                key
-                for epoch in range(1 if split is Split.EVALUATION else epochs)
-                for key in sorted(
-                    (k for k, s in self._splits.items() if s is split), key=lambda k: _number(f"{seed}/{epoch}/{k}")
-                )
-            ]
-            for split in Split
-        }
+        self._seed, self._epochs = seed, epochs
+        self._order = functools.lru_cache(maxsize=4)(self._make_order)
 
     def task(self, split: Split, index: int) -> Task:
         """The task at `index` of a split.
@@ -90,15 +84,32 @@ class FiniteTaskset(ABC):
             IndexError: there is no such task.
             TaskError: the task cannot be made, or the split has no task at all.
         """
-        order = self._orders[split]
-        if not order and index == 0:
+        first = self._order(split, 0)
+        if not first and index == 0:
             raise TaskError(
                 f"{self.name} has no {split} tasks, since all {len(self._splits)} are in the other split: "
                 "change env.taskset.args.evaluation_share."
             )
-        if not 0 <= index < len(order):
-            raise IndexError(f"{self.name} has {len(order)} {split} tasks, and none at index {index}")
-        return self._make(order[index], split)
+        most = self.num_tasks(split)
+        if not first or index < 0 or (most is not None and index >= most):
+            raise IndexError(f"{self.name} has {most or 0} {split} tasks, and none at index {index}")
+        epoch, place = divmod(index, len(first))
+        return self._make(self._order(split, epoch)[place], split)
+
+    def num_tasks(self, split: Split, *, distinct: bool = False) -> int | None:
+        """How many tasks a split has.
+
+        Args:
+            split: which.
+            distinct: each once, however often training goes through them.
+
+        Returns:
+            Their number; None where training goes through them for ever.
+        """
+        num = len(self._order(split, 0))
+        if split is Split.EVALUATION or distinct or not num:
+            return num
+        return num * self._epochs or None
 
     def expert(self, task: Task, seed: int) -> list[ToolCall]:
         """Nobody plays these tasks.
@@ -109,8 +120,14 @@ class FiniteTaskset(ABC):
         raise TaskError(f"Taskset {self.name} has no expert to play task {task.id}: take sessions from another one.")
 
     def keys(self, split: Split) -> list[str]:
-        """The keys of a split's tasks, by index."""
-        return list(self._orders[split])
+        """The keys of a split's tasks, by index; of one that goes on for ever, the first time through."""
+        epochs = 1 if split is Split.EVALUATION else max(1, self._epochs)
+        return [key for epoch in range(epochs) for key in self._order(split, epoch)]
+
+    def _make_order(self, split: Split, epoch: int) -> list[str]:
+        """The keys of a split as they come in an epoch."""
+        keys = (k for k, s in self._splits.items() if s is split)
+        return sorted(keys, key=lambda k: _number(f"{self._seed}/{epoch}/{k}"))
 
     @abstractmethod
     def _make(self, key: str, split: Split) -> Task:

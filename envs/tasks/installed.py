@@ -92,7 +92,7 @@ class InstalledTaskset(FiniteTaskset):
         """
         if self._path is None:
             raise TaskError(
-                "env.taskset.args.path=None: name a folder of environments that `composer autoinstall` made."
+                "there is no folder of environments: give env.taskset.args.path one that `composer autoinstall` made"
             )
         return super().task(split, index)
 

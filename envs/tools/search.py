@@ -17,6 +17,7 @@ from typing import Any
 from composer.contract import Sandbox, ToolResult
 from composer.errors import ToolError
 from envs.shadow.client import ShadowClient, TooLargeError, UnknownWorkspaceError
+from envs.shadow.python_pages import CORPUS
 from envs.shadow.server import TOKEN_ENV
 from envs.tools.base import CheckedTool, parameters, refuse, require_positive, text, with_optional
 from envs.tools.episode import EpisodeState
@@ -163,7 +164,7 @@ class SemanticSearch(CheckedTool):
 
 
 class WebSearch(CheckedTool):
-    """Searches a folder of pages that stands for the web, or what a backend of the user's own searches."""
+    """Searches pages that stand for the web, or what a backend of the user's own searches."""
 
     name = "web_search"
     description = "Search the web. Answers with the addresses of pages and what they say."
@@ -181,11 +182,11 @@ class WebSearch(CheckedTool):
         description: str = "",
         strict: bool = True,
     ) -> None:
-        """Choose what is searched: exactly one of `backend` and `corpus`.
+        """Choose what is searched: `backend`, `corpus`, or Python's documentation, which needs no network.
 
         Args:
-            backend: address of a backend.
-            corpus: folder of pages (envs/shadow/pages.py) for the backend that ships with the product.
+            backend: address of a backend; "": the one that ships with the product, which the first call starts.
+            corpus: folder of pages (envs/shadow/pages.py) for that one; "": Python's documentation.
             token_env: variable with the token of the backend at `backend`.
             max_results: pages that one call shows.
             timeout_s: wall time of one request to the backend.
@@ -194,16 +195,14 @@ class WebSearch(CheckedTool):
             strict: see `CheckedTool`.
 
         Raises:
-            ValueError: both or none are given, the corpus is no folder, or as of `ShadowClient` or `CheckedTool`.
+            ValueError: both are given, the corpus is no folder, or as of `ShadowClient` or `CheckedTool`.
         """
         super().__init__(name=name, description=description, strict=strict)
         require_positive(max_results=max_results)
-        if not backend and not corpus:
-            raise ValueError("`corpus` must be a folder of pages, or `backend` the address of a backend")
         if corpus and not Path(corpus).is_dir():
             raise ValueError(f"`corpus` must be a folder of pages, but is {corpus!r} instead")
         self.max_results = max_results
-        self._client = ShadowClient(backend, token_env, corpus, timeout_s)
+        self._client = ShadowClient(backend, token_env, corpus if backend or corpus else CORPUS, timeout_s)
 
     async def run(self, arguments: Mapping[str, Any], sandbox: Sandbox) -> ToolResult:
         """Answer with the pages, the best first."""

@@ -6,7 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from composer.cli import main
+from composer.cli import COMMANDS as COMMAND_WORDS
+from composer.cli import main, split_command
+from composer.compose import compose
+from composer.instantiate import check_targets
 
 README = (Path(__file__).parents[2] / "README.md").read_text()
 
@@ -50,6 +53,55 @@ def test_what_can_be_changed(line: str, folder: Path, capsys: pytest.CaptureFixt
     assert main(["plan", *words]) == 0, capsys.readouterr()
 
 
+# What stands in prose, between backticks: commands, and single overrides. Placeholders stand for something real.
+SPANS = list(dict.fromkeys(re.findall(r"`([^`\n]+)`", re.sub(r"```.*?```", "", README, flags=re.DOTALL))))
+COMMANDS = [s for s in SPANS if re.match(r"(composer|python -m) ", s)]
+OVERRIDES = [s for s in SPANS if re.fullmatch(r"[+~]?[a-z_]+(\.[a-z_]+)*=[^ ]+( [a-z_.]+=[^ ]+)*", s)]
+EXAMPLES = Path(__file__).parents[2] / "envs" / "tasks" / "examples"
+ELSEWHERE = {
+    "composer resume=<run dir>": "tests/integration/test_quickstart.py, since it needs a run",
+    "composer behaviour env-run=<run dir> sessions=<file.jsonl>": "tests/unit/test_behaviour.py: it reads no config",
+    "python -m envs.attacks": "tests/integration/envs/test_attacks.py: no command of composer's",
+    "composer experiment=agent env=installed env.taskset.args.path=environments/installed":
+        "tests/integration/autoinstall/test_loading.py: a plan reads the environments that autoinstall made",
+}  # fmt: skip
+"""Commands that cannot be planned here, and where they are tried."""
+
+
+def filled(text: str) -> list[str]:
+    for placeholder, real in (("<folder>", str(EXAMPLES)), ("<head>", "10.0.0.1"), ("<file>", "x.state")):
+        text = text.replace(placeholder, real)
+    assert "<" not in text, f"{text}: a placeholder without anything that stands for it"
+    return shlex.split(text)
+
+
+def test_commands_in_prose_are_found() -> None:
+    assert len(COMMANDS) >= 14 and len(OVERRIDES) >= 12
+    assert set(ELSEWHERE) <= set(COMMANDS)
+    for reason in ELSEWHERE.values():
+        assert (EXAMPLES.parents[2] / reason.partition(",")[0].partition(":")[0]).is_file()
+
+
+@pytest.mark.parametrize("line", [c for c in COMMANDS if c not in ELSEWHERE])
+def test_commands_in_prose(line: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Planned as they stand; those that only look at a config have one that composes, with parts that can be made."""
+    word, rest = split_command(filled(line)[1:])
+    if word in ("run", "plan"):
+        assert main(["plan", *rest]) == 0, capsys.readouterr()
+        return
+    env = [] if word != "autoinstall" or any(r.startswith("env=") for r in rest) else ["env=coding"]
+    config = compose([*env, *rest])
+    made = check_targets(config)
+    for agent in (config.autoinstall.proposer, config.autoinstall.installer) if word == "autoinstall" else ():
+        assert {f"env.tools.{tool}" for tool in agent.tools} <= set(made)
+
+
+@pytest.mark.parametrize("line", OVERRIDES)
+def test_overrides_in_prose(line: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """In a small run of the env that has all tools, unless they choose another env."""
+    assert main(["plan", "experiment=agent", *filled(line)]) == 0, capsys.readouterr()
+
+
 def test_the_short_quickstart(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     [line] = re.findall(r'^    make quickstart ARGS="(.*)"$', README, re.MULTILINE)
     assert main(["plan", *shlex.split(line)]) == 0, capsys.readouterr()
@@ -57,13 +109,18 @@ def test_the_short_quickstart(folder: Path, capsys: pytest.CaptureFixture[str]) 
 
 def test_the_helps_examples(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--help"]) == 0
-    examples = re.findall(
-        r"^  composer (?:plan )?(.*)", capsys.readouterr().out.partition("Examples:")[2], re.MULTILINE
-    )
-    assert len(examples) == 3
-    for line in examples:
-        assert main(["plan", *shlex.split(line)]) == 0, capsys.readouterr()
-    assert f"composer plan {examples[1]} " in README, "both spell it alike"
+    shown, _, examples = capsys.readouterr().out.partition("Examples:")
+    lines = [shlex.split(line) for line in re.findall(r"^  composer (.*)", examples, re.MULTILINE)]
+    described = set(re.findall(r"^composer ([a-z]+)  ?", shown, re.MULTILINE))
+    tried = {split_command(words)[0] for words in lines}
+    assert tried == set(COMMAND_WORDS) and tried - {"run"} <= described, "every command has a sentence and an example"
+    (folder / "my_tasks").symlink_to(EXAMPLES)
+    for word, words in map(split_command, lines):
+        if word in ("run", "plan") and not words[0].startswith("resume="):
+            assert main(["plan", *words]) == 0, capsys.readouterr()
+        elif word != "behaviour" and not words[0].startswith("resume="):
+            compose(words)
+    assert ["plan", "experiment=composer2"] in lines and "composer plan experiment=composer2 " in README
 
 
 def test_tab_completion(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

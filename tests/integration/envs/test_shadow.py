@@ -313,6 +313,14 @@ def test_web_search(sandboxes, corpus):
     assert nothing == "(nothing found)"
 
 
+def test_without_a_corpus_the_web_is_pythons_documentation(sandboxes):
+    async def work(sandbox):
+        return await WebSearch().call({"query": "where to insert an item in a sorted list"}, sandbox)
+
+    found = sandboxes(work)
+    assert found.ok and found.content.startswith("bisect: Bisection algorithms.\nhttps://docs.python.org/3/library/")
+
+
 def test_a_backend_of_the_user_s_own(sandboxes, service, monkeypatch):
     monkeypatch.setenv("MY_TOKEN", service.token)
     tool = WebSearch(backend=f"{service.url}/", token_env="MY_TOKEN")
@@ -406,7 +414,6 @@ def test_nobody_listens():
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (lambda: WebSearch(), "`corpus` must be a folder of pages, or `backend` the address"),
         (lambda: WebSearch(corpus="/nowhere"), "`corpus` must be a folder of pages, but is '/nowhere'"),
         (lambda: WebSearch(backend="http://x", corpus="/"), "`corpus` must be empty where there is a `backend`"),
         (lambda: SemanticSearch(backend="localhost:1"), "`backend` must begin with http"),

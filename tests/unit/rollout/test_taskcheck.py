@@ -127,6 +127,17 @@ def test_splits_end_where_they_end_and_progress_is_told():
     assert not TasksetCheck("tasks", 5, [], 0.0).ok
 
 
+def test_tasks_that_training_meets_again_are_looked_at_once():
+    class Endless(Tasks):
+        def task(self, split, index):
+            return super().task(split, index % self.num)
+
+        def num_tasks(self, split, *, distinct=False):
+            return self.num if distinct else None
+
+    assert [t.index for t in check(Endless(num=2), StateGrader(), num_tasks=5).tasks] == [0, 1]
+
+
 def test_a_task_that_cannot_be_made_does_not_end_the_split():
     class Holey(Tasks):
         def task(self, split, index):

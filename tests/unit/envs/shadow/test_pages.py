@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from envs.shadow.pages import Page, PageHit, Pages, read_page
+from envs.shadow.pages import Page, PageHit, Pages, read_folder, read_page
 
 HTML = b"""<!doctype html><html><head><title> How to
  retry </title><link rel="canonical" href="https://docs.example.com/retry"><style>p {color: red}</style></head>
@@ -38,7 +38,7 @@ def test_a_folder_is_searched(tmp_path: Path) -> None:
     (tmp_path / "outside.md").write_text("cache secret\n")
     (corpus / "link.md").symlink_to(tmp_path / "outside.md")
     (corpus / "dead.md").symlink_to(tmp_path / "nowhere.md")
-    pages = Pages(corpus)
+    pages = Pages(read_folder(corpus))
     assert len(pages) == 2
     (hit,) = pages.search("when are cache entries evicted", 5)
     assert isinstance(hit, PageHit) and hit.score > 0
@@ -46,4 +46,4 @@ def test_a_folder_is_searched(tmp_path: Path) -> None:
     assert "An entry is evicted" in hit.text
     assert [h.url for h in pages.search("retry", 5)] == ["https://docs.example.com/retry"]
     assert pages.search("secret", 5) == []
-    assert len(Pages(None)) == 0 and Pages(None).search("x", 5) == []
+    assert len(Pages()) == 0 and Pages().search("x", 5) == []

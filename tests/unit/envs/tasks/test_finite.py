@@ -57,6 +57,20 @@ def test_training_goes_through_its_tasks_in_another_order_each_time_and_evaluati
     assert Letters(epochs=3).keys(Split.EVALUATION) == Letters().keys(Split.EVALUATION)
 
 
+def test_training_may_go_on_for_ever():
+    endless, once, twice = Letters(epochs=0), Letters().keys(Split.TRAIN), Letters(epochs=2)
+    for index in range(2 * len(once)):
+        assert endless.task(Split.TRAIN, index) == twice.task(Split.TRAIN, index)
+    far = [endless.task(Split.TRAIN, 1000 * len(once) + i).request for i in range(len(once))]
+    assert sorted(far) == sorted(once)
+    assert endless.keys(Split.TRAIN) == once
+    assert requests(endless, Split.EVALUATION) == Letters().keys(Split.EVALUATION)
+    assert [endless.num_tasks(split) for split in (Split.TRAIN, Split.EVALUATION)] == [None, 8 - len(once)]
+    assert endless.num_tasks(Split.TRAIN, distinct=True) == len(once)
+    assert twice.num_tasks(Split.TRAIN) == 2 * len(once)
+    assert Letters("a", evaluation_share=1.0, epochs=0).num_tasks(Split.TRAIN) == 0
+
+
 def test_families_stay_together_and_a_chosen_split_holds():
     together = Letters("ac", families={"a": "c"})
     assert sorted(together.keys(Split.EVALUATION)) == ["a", "c"]
@@ -88,7 +102,7 @@ def test_a_report_that_is_none_is_named(tmp_path, content):
 
 
 def test_what_is_out_of_range_is_refused():
-    for options, key in (({"evaluation_share": 1.5}, "evaluation_share"), ({"epochs": 0}, "epochs")):
+    for options, key in (({"evaluation_share": 1.5}, "evaluation_share"), ({"epochs": -1}, "epochs")):
         with pytest.raises(ConfigError, match=f"env.taskset.args.{key}="):
             Letters(**options)
     for index in (-1, 8):
