@@ -42,7 +42,7 @@ class StandInRollouts:
     def __init__(self, policy, broken=(), stuck=(), reward=None):
         self.policy, self.broken, self.stuck, self.reward, self.started = policy, broken, stuck, reward, []
 
-    async def run_group(self, split, index, group_id, size, temperature):
+    async def run_group(self, split, index, group_id, size, temperature, keeping):
         self.started.append(index)
         version = self.policy.version
         await asyncio.sleep(0.001 * (1 + index % 3))
@@ -141,7 +141,7 @@ def test_group_after_group_failing_ends_the_run_with_the_cause(tmp_path):
 
 def test_without_an_env_worker_the_run_ends_at_once(tmp_path):
     class Dead(StandInRollouts):
-        async def run_group(self, split, index, group_id, size, temperature):
+        async def run_group(self, split, index, group_id, size, temperature, keeping):
             self.started.append(index)
             raise LauncherError("the env worker process died")
 
@@ -153,7 +153,7 @@ def test_without_an_env_worker_the_run_ends_at_once(tmp_path):
 
 def test_tasks_that_leave_no_room_to_answer_end_the_run_with_the_key_to_change(tmp_path):
     class Full(StandInRollouts):
-        async def run_group(self, split, index, group_id, size, temperature):
+        async def run_group(self, split, index, group_id, size, temperature, keeping):
             episodes = [Trajectory("big", group_id, str(i), [], [], Outcome.CONTEXT_FULL, 0.0) for i in range(size)]
             return Group(group_id, "big", episodes)
 
@@ -163,8 +163,8 @@ def test_tasks_that_leave_no_room_to_answer_end_the_run_with_the_key_to_change(t
 
 def test_a_group_that_lost_a_few_episodes_is_trained_and_the_cause_is_told_but_not_for_ever(tmp_path):
     class Lossy(StandInRollouts):
-        async def run_group(self, split, index, group_id, size, temperature):
-            group = await super().run_group(split, index, group_id, size + 1, temperature)
+        async def run_group(self, split, index, group_id, size, temperature, keeping):
+            group = await super().run_group(split, index, group_id, size + 1, temperature, keeping)
             lost = group.trajectories[0]
             lost.outcome, lost.reward, lost.error = Outcome.INFRASTRUCTURE_ERROR, None, "tool 'x' failed"
             return group
@@ -177,8 +177,8 @@ def test_a_group_that_lost_a_few_episodes_is_trained_and_the_cause_is_told_but_n
 
 def test_groups_without_a_difference_are_trained_and_counted(tmp_path):
     class Equal(StandInRollouts):
-        async def run_group(self, split, index, group_id, size, temperature):
-            group = await super().run_group(split, index, group_id, size, temperature)
+        async def run_group(self, split, index, group_id, size, temperature, keeping):
+            group = await super().run_group(split, index, group_id, size, temperature, keeping)
             for t in group.trajectories:
                 t.reward = float(index % 2)  # all wrong, or all right
             return group
@@ -219,7 +219,7 @@ def test_the_last_lost_step_is_repeated_without_sampling(tmp_path):
 
 def test_a_bug_in_the_rollouts_ends_the_run_instead_of_being_met_again_and_again(tmp_path):
     class Buggy(StandInRollouts):
-        async def run_group(self, split, index, group_id, size, temperature):
+        async def run_group(self, split, index, group_id, size, temperature, keeping):
             self.started.append(index)
             raise KeyError("not a failure of an episode")
 
