@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from composer.errors import ComposerError, LauncherError, TrainingError
+from composer.errors import ClusterError, ComposerError, LauncherError, TrainingError
 from composer.rl.ledger import Ledger, LedgerState, Unfinished
 from composer.rl.packing import PackedRows, pack
 from composer.rl.samples import group_metrics, make_samples
@@ -32,8 +32,8 @@ PROBE_TOKENS = 512
 _NO_ROOM = "its request fills the context; shorten it, or start a new run with a higher generator.max_model_len"
 _STANDSTILL_STEPS = 5
 """A step without a difference between siblings happens; so many in a row say that there is nothing left to learn."""
-_MOST_STARTS = 3
-"""Of a group that never gets any further: it may be what ends the run each time."""
+_MOST_CRASHES = 2
+"""Of the run with one group, which may be the cause."""
 _MOST_TOLD = 3
 """Warnings about groups that lost a few episodes; the ledger and the outcome metrics have them all."""
 
@@ -194,12 +194,11 @@ class Controller:
             oldest = self._oldest_version()
             if self._unfinished:
                 group_id, group = self._unfinished.popleft()
-                index, progress = group.index, self.keeping.progress(group_id)
-                if group.starts_here >= _MOST_STARTS and progress == group.progress:
-                    why = f"each of {group.starts_here} starts of the run ended before it had got any further"
-                    self._drop(group_id, why, failed=False)
+                if group.crashes >= _MOST_CRASHES:
+                    self._drop(group_id, f"the run has failed {group.crashes} times while it ran", failed=False)
                     continue
-                self.ledger.restart(group_id, self.version, progress)
+                index = group.index
+                self.ledger.restart(group_id, self.version)
             else:
                 index, self._next_index = self._next_index, self._next_index + 1
                 group_id = f"g{index}"
@@ -239,15 +238,22 @@ class Controller:
                     self.warn(f"{len(lost)} episodes of group {group_id} have no reward: {lost[0]}")
         except TimeoutError:
             self._drop(group_id, f"not finished after {algorithm.group_timeout_s:g} s", failed=True)
-        except LauncherError as e:  # no other group would fare better
+        except ClusterError as e:
             self._bug = e
+        except LauncherError as e:  # no other group would fare better
+            self._crash(group_id, e)
         except ComposerError as e:
             self._drop(group_id, str(e), failed=True)
         except Exception as e:  # not a failure of an episode: the loop would meet it again and again
-            self._bug = e
+            self._crash(group_id, e)
         finally:
             self._running.pop(group_id, None)
             self._changed.set()
+
+    def _crash(self, group_id: str, error: Exception) -> None:
+        """End the run with this error, and remember with which groups it came: one of them may bring it each time."""
+        self._bug = error
+        self.ledger.crash(group_id, str(error))
 
     def _drop(self, group_id: str, reason: str, failed: bool) -> None:
         self._num_dropped += 1

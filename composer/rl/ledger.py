@@ -8,7 +8,8 @@ none is lost.
 One JSON object a line, flushed before the event it records takes effect:
 
     {"event": "start", "group": "g17", "index": 17, "version": 2}
-    {"event": "restart", "group": "g17", "version": 3, "progress": [1, 12]}
+    {"event": "crash", "group": "g17", "reason": "..."}          what ran it died, and the run with it
+    {"event": "restart", "group": "g17", "version": 3}           a later start of the run runs it again
     {"event": "group", "group": "g17", "data": {...}}            a finished group, trajectories included
     {"event": "drop", "group": "g18", "reason": "..."}
     {"event": "step", "step": 3, "groups": ["g16", "g17"]}       step 3 took these groups
@@ -36,10 +37,8 @@ class Unfinished:
     """A group that was started and has neither finished nor been dropped."""
 
     index: int
-    progress: tuple[int, int] = (0, 0)
-    """How far it was when it was last started: episodes that had ended, turns in the checkpoints of the others."""
-    starts_here: int = 1
-    """How often it was started when it was as far as that."""
+    crashes: int = 0
+    """How often the run has failed with it."""
 
 
 @dataclass
@@ -72,9 +71,13 @@ class Ledger:
         """A task goes out to an env worker."""
         self._append({"event": "start", "group": group_id, "index": index, "version": version})
 
-    def restart(self, group_id: str, version: int, progress: tuple[int, int]) -> None:
-        """A group that an interrupted run had started goes out again; see `Unfinished.progress`."""
-        self._append({"event": "restart", "group": group_id, "version": version, "progress": progress})
+    def restart(self, group_id: str, version: int) -> None:
+        """A group that an interrupted run had started goes out again."""
+        self._append({"event": "restart", "group": group_id, "version": version})
+
+    def crash(self, group_id: str, reason: str) -> None:
+        """The run fails since what ran this group did; the group may be the cause."""
+        self._append({"event": "crash", "group": group_id, "reason": reason})
 
     def group(self, group: Group) -> None:
         """A group is finished."""
@@ -134,8 +137,8 @@ def read_ledger(path: Path, checkpoints: Mapping[int, Path]) -> LedgerState:
                 if kind == "start":
                     started[event["group"]] = Unfinished(int(event["index"]))
                     state.next_index = max(state.next_index, int(event["index"]) + 1)
-                elif kind == "restart":
-                    _restarted(started[event["group"]], event["progress"])
+                elif kind == "crash":
+                    started[event["group"]].crashes += 1
                 elif kind == "group":
                     finished[event["group"]] = (place, number)
                 elif kind == "drop":
@@ -165,12 +168,6 @@ def read_ledger(path: Path, checkpoints: Mapping[int, Path]) -> LedgerState:
     state.unfinished = {group_id: group for group_id, group in started.items() if group_id not in ended}
     state.num_dropped = len(dropped)
     return state
-
-
-def _restarted(group: Unfinished, progress: Sequence[int]) -> None:
-    ended, turns = progress
-    got_further = group.progress != (ended, turns)
-    group.progress, group.starts_here = (ended, turns), 1 if got_further else group.starts_here + 1
 
 
 @contextlib.contextmanager

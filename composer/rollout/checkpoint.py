@@ -81,14 +81,6 @@ class Keeping:
             if group.name not in going_on:
                 shutil.rmtree(group, ignore_errors=True)
 
-    def progress(self, group_id: str) -> tuple[int, int]:
-        """How many episodes of a group have ended, and how many turns of the others are in their checkpoints."""
-        if not self.every_turns:
-            return 0, 0
-        episodes = list((self.folder / "open" / group_id).glob("*"))
-        turns = [max(map(_number, episode.glob("turn-*.json")), default=0) for episode in episodes]
-        return sum((episode / "done.json").exists() for episode in episodes), sum(turns)
-
 
 class EpisodeFiles:
     """The files of one episode. Trouble with them is logged and never ends it."""

@@ -148,7 +148,6 @@ def test_only_groups_that_go_on_keep_their_files(tmp_path: Path) -> None:
         (tmp_path / "open" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "open" / name).touch()
     (tmp_path / "states").mkdir()
-    assert [keeping.progress(g) for g in ("g1", "g2", "g3")] == [(1, 3), (0, 0), (0, 0)]
     keeping.sweep(going_on={"g2", "g3"})
     assert [p.name for p in (tmp_path / "open").iterdir()] == ["g2"]
     # Also when checkpoints are not wanted any more.
@@ -243,7 +242,7 @@ def change(path: Path, **fields) -> None:
 DAMAGES = {
     "torn json": lambda f: (f / "turn-2.json").write_bytes((f / "turn-2.json").read_bytes()[:-100]),
     "no state": lambda f: (f / "turn-2.state").unlink(),
-    "torn state": lambda f: (f / "turn-2.state").write_bytes((f / "turn-2.state").read_bytes()[:-4000]),
+    "torn state": lambda f: (f / "turn-2.state").write_bytes((f / "turn-2.state").read_bytes()[:6000]),
     "no archive": lambda f: (f / "turn-2.state").write_bytes(b"no archive"),
     "other prompt": lambda f: change(f / "turn-2.json", conversation__ids=[1, 2, 3]),
     "half a conversation": lambda f: change(f / "turn-2.json", conversation__pending=None),
