@@ -6,7 +6,7 @@
     metrics.jsonl  traces.jsonl  mlflow.json the record (composer/tracking)
     tokenizer/                               the tokenizer that all processes read
     sessions.jsonl                           the scripted expert's sessions, as token ids
-    episodes/                                checkpoints of episodes, and files that agents ended with
+    episodes/<stage>/                        checkpoints of episodes, and files that agents ended with
     stages/<stage>/done.json                 a finished stage and its results
     stages/pretrain/<phase>/                 checkpoints/, exported/ (Hugging Face)
     stages/rl/                               checkpoints/, ledger.jsonl, exported/
@@ -46,10 +46,9 @@ class Layout:
         """The scripted expert's sessions, one JSON object a line."""
         return self.run_dir / "sessions.jsonl"
 
-    @property
-    def episodes(self) -> Path:
-        """What episodes leave on disk (composer/rollout/checkpoint.py)."""
-        return self.run_dir / "episodes"
+    def episodes(self, stage: Stage) -> Path:
+        """What a stage's episodes leave on disk (composer/rollout/checkpoint.py)."""
+        return self.run_dir / "episodes" / stage.value
 
     @property
     def ledger(self) -> Path:

@@ -25,7 +25,7 @@ def look(config: Config) -> int:
         MachineError: it cannot start here.
     """
     if not config.look.state:
-        raise ConfigError("look.state", config.look.state, "name a file in <run dir>/episodes/states")
+        raise ConfigError("look.state", config.look.state, "name a file in <run dir>/episodes/<stage>/states")
     limits = EnvSettings.from_config(config.env, config.generator.max_model_len).limits
     backend: SandboxBackend = instantiate(config.env.sandbox, config.plugins, key="env.sandbox", run_label="look")
     try:

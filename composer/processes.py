@@ -24,6 +24,7 @@ from composer.checks.common import world_size
 from composer.errors import ClusterError, ComposerError, LauncherError, MachineError, WeightSyncError, is_disk_full
 from composer.layout import Layout
 from composer.rl.packing import PackedRows
+from composer.rollout.checkpoint import Keeping
 from composer.schema import Config
 from composer.types import Group, Split
 from composer.workers import EnvWorker, GeneratorReplica, TrainerRank, last_words
@@ -323,7 +324,9 @@ class Rollouts:
         self.pool = GeneratorPool(replicas, config.generator.request_timeout_s)
         await asyncio.gather(*(arrive(w.connect.remote(replicas), "env worker", 60.0) for w in self.workers))
 
-    async def run_group(self, split: Split, index: int, group_id: str, size: int, temperature: float) -> Group:
+    async def run_group(
+        self, split: Split, index: int, group_id: str, size: int, temperature: float, keeping: Keeping
+    ) -> Group:
         """Run a group on the env worker that has the fewest; on another one if that dies.
 
         Raises:
@@ -334,7 +337,7 @@ class Rollouts:
         while alive := [i for i in range(len(self.workers)) if i not in self._dead]:
             worker = min(alive, key=self._load.__getitem__)
             self._load[worker] += 1
-            answer = self.workers[worker].run_group.remote(split, index, group_id, size, temperature)
+            answer = self.workers[worker].run_group.remote(split, index, group_id, size, temperature, keeping)
             try:
                 return await self._arrive(worker, answer)
             except ClusterError:

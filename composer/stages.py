@@ -16,6 +16,7 @@ from composer.monitor.report import FILE, MonitorLog
 from composer.processes import Rollouts, Trainers, WeightSync
 from composer.rl.controller import Controller, Step
 from composer.rl.ledger import Ledger, read_ledger
+from composer.rollout.checkpoint import Keeping
 from composer.schema import Accelerator, Config, PhaseKind, Stage, SyncMethod
 from composer.tracking.console import Console
 from composer.tracking.mlflow import Record
@@ -102,6 +103,16 @@ class Run:
         trained = self.layout.export(self.layout.stage(Stage.rl))
         return trained if trained.exists() else self.start_model
 
+    def keeping(self, stage: Stage) -> Keeping:
+        """What a stage's episodes leave on disk."""
+        env = self.config.env
+        return Keeping(self.layout.episodes(stage), env.checkpoint_turns, env.kept_states)
+
+    @property
+    def newest_version(self) -> int:
+        """How many optimizer steps of RL `newest_model` has seen."""
+        return self.config.algorithm.num_steps if self.newest_model != self.start_model else 0
+
     async def stop(self) -> None:
         """End the processes that were started."""
         if "rollouts" in self.__dict__:
@@ -169,7 +180,7 @@ async def evaluate_stage(run: Run, stage: Stage) -> dict[str, Any]:
     """Evaluate the newest model on unseen tasks."""
     evaluation = run.config.evaluation
     finished = read_groups(run.layout.stage(stage))
-    await run.start_generators(run.newest_model)
+    await run.start_generators(run.newest_model, run.newest_version)
     with (
         run.record.stage(stage.value) as record,
         run.console.stage(stage.value, total=evaluation.num_tasks, unit="tasks", done=len(finished)) as bar,
@@ -180,7 +191,9 @@ async def evaluate_stage(run: Run, stage: Stage) -> dict[str, Any]:
             rewards.extend(r for t in group.trajectories if (r := value(t)) is not None)
             bar.update(done, {"reward": sum(rewards) / max(1, len(rewards))})
 
-        metrics, groups = await evaluate(evaluation, run.rollouts, run.layout.stage(stage), progress, run.console.warn)
+        metrics, groups = await evaluate(
+            evaluation, run.rollouts, run.layout.stage(stage), progress, run.console.warn, run.keeping(stage)
+        )
         record.log(0, {f"evaluation/{name}": float(value) for name, value in metrics.to_dict().items()})
         record.table(f"{stage.value}.json", [_row(t) for g in groups for t in g.trajectories])
         found = _MonitorRecord(run, stage)
@@ -204,9 +217,14 @@ async def rl_stage(run: Run, stage: Stage) -> dict[str, Any]:
     if not state.next_index and wants_sessions(config):
         state.next_index = config.mix.sessions.num_sessions  # SFT has seen the tasks before
     ledger = Ledger(layout.ledger)
-    if version or state.groups:
+    if version or state.groups or state.unfinished:
         ledger.rollback(version)
-        run.console.info(f"continuing after step {version} with {len(state.groups)} finished groups from the ledger")
+        run.console.info(
+            f"continuing after step {version} with {len(state.groups)} finished groups from the ledger and "
+            f"{len(state.unfinished)} unfinished ones"
+        )
+    keeping = run.keeping(stage)
+    keeping.sweep(going_on=state.unfinished)
     await run.trainers.synchronise(version, FIRST_PROBE[: config.generator.max_model_len - 1])
     with (
         run.record.stage(stage.value) as record,
@@ -228,13 +246,14 @@ async def rl_stage(run: Run, stage: Stage) -> dict[str, Any]:
                 record.trace(trajectory, step.step)
 
         controller = Controller(
-            algorithm, run.rollouts, run.trainers, ledger, state, version, 0, report, run.console.warn
+            algorithm, run.rollouts, run.trainers, ledger, state, version, 0, report, run.console.warn, keeping
         )
         try:
             await controller.run()
         finally:
             ledger.close()
             found.close()
+        keeping.sweep()
         await run.trainers.export(layout.export(layout.stage(stage)))
     return {"summary": {"steps": algorithm.num_steps}}
 

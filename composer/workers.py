@@ -352,11 +352,12 @@ class EnvWorker:
             rubric=self.rubric,
             backend=self.backend,
             harness=self.external,
-            keeping=Keeping(self.layout.episodes, self.config.env.checkpoint_turns, self.config.env.kept_states),
             monitor=self.monitor,
         )
 
-    async def run_group(self, split: Split, index: int, group_id: str, size: int, temperature: float) -> Group:
+    async def run_group(
+        self, split: Split, index: int, group_id: str, size: int, temperature: float, keeping: Keeping
+    ) -> Group:
         """Run `size` sibling episodes of the task at `index`.
 
         Raises:
@@ -379,7 +380,7 @@ class EnvWorker:
             with_prompt = not self.config.evaluation.no_prompt
         else:
             with_prompt = has_prompt(self.config, group_id)
-        return await self.env.run_group(task, group_id, size, generate, generators.release, with_prompt)
+        return await self.env.run_group(task, group_id, size, generate, generators.release, with_prompt, keeping)
 
     def _watch_loop(self) -> None:
         if self._watch is None:

@@ -1,6 +1,7 @@
 """The evaluation stage: the same unseen tasks before and after RL, several episodes each.
 
-Finished tasks are appended to `groups.jsonl` at once, so an interrupted evaluation continues with those missing.
+Finished tasks are appended to `groups.jsonl` at once, so an interrupted evaluation continues with those missing, and
+these with what their episodes have left on disk.
 A task that lost an episode to the infrastructure is run once more; if too many stay lost, the evaluation is not done.
 """
 
@@ -8,12 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
 from composer.errors import ComposerError, GeneratorError, ResumeError
 from composer.evaluation.metrics import EvaluationMetrics, evaluate_groups, value
+from composer.rollout.checkpoint import Keeping
 from composer.schema import EvaluationConfig
 from composer.types import Group, Outcome, Split
 
@@ -25,7 +28,9 @@ MAX_LOST_SHARE = 0.02
 class Rollouts(Protocol):
     """Where episodes run."""
 
-    async def run_group(self, split: Split, index: int, group_id: str, size: int, temperature: float) -> Group:
+    async def run_group(
+        self, split: Split, index: int, group_id: str, size: int, temperature: float, keeping: Keeping
+    ) -> Group:
         """Run `size` episodes of a task. Raises ComposerError when the worker itself failed."""
         ...
 
@@ -36,6 +41,7 @@ async def evaluate(
     folder: Path,
     progress: Callable[[int, Group], None],
     warn: Callable[[str], None],
+    keeping: Keeping = Keeping(),  # noqa: B008 - frozen
 ) -> tuple[EvaluationMetrics, list[Group]]:
     """Run the evaluation, or what is left of it.
 
@@ -45,6 +51,7 @@ async def evaluate(
         folder: keeps `groups.jsonl`.
         progress: called with the number of finished tasks and the newest group.
         warn: tells the user one sentence.
+        keeping: what episodes leave on disk until their task is finished; of this evaluation alone.
 
     Returns:
         The metrics and the groups, in task order.
@@ -55,6 +62,7 @@ async def evaluate(
     """
     folder.mkdir(parents=True, exist_ok=True)
     groups = {g.id: g for g in read_groups(folder)}
+    keeping.sweep(going_on={_group_id(i) for i in range(evaluation.num_tasks)} - groups.keys())
     lossy: dict[str, Group] = {}
     cause = ""
 
@@ -64,7 +72,12 @@ async def evaluate(
             nonlocal cause
             try:
                 group = await rollouts.run_group(
-                    Split.EVALUATION, index, _group_id(index), evaluation.samples_per_task, evaluation.temperature
+                    Split.EVALUATION,
+                    index,
+                    _group_id(index),
+                    evaluation.samples_per_task,
+                    evaluation.temperature,
+                    keeping,
                 )
             except ComposerError as e:
                 cause = str(e)
@@ -75,6 +88,8 @@ async def evaluate(
                 return
             file.write(json.dumps(group.to_dict(), separators=(",", ":")) + "\n")
             file.flush()
+            os.fsync(file.fileno())
+            keeping.forget(group.id)
             groups[group.id] = group
             progress(len(groups), group)
 
@@ -101,6 +116,7 @@ async def evaluate(
             f"{lost_episodes} of the evaluation's {asked} episodes were lost, the last one because: {cause}. "
             "Mend that and resume; what was finished is kept"
         )
+    keeping.sweep()
     return evaluate_groups(ordered, evaluation.samples_per_task), ordered
 
 

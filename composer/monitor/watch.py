@@ -6,10 +6,13 @@ Its own trouble is never the episode's: what it cannot do is recorded, and the r
 from __future__ import annotations
 
 import asyncio
+import base64
 import errno
 import logging
 import random
 from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
 
 from composer.contract import Sandbox
 from composer.errors import SandboxError
@@ -58,7 +61,7 @@ class Monitor:
 
 
 class Watch:
-    """One episode under the monitor: `begin`, `end`, `settle`, in this order."""
+    """One episode under the monitor: `begin` (or `resume`, if it was interrupted), `end`, `settle`, in this order."""
 
     def __init__(self, monitor: Monitor, task: Task, episode_id: str, max_bytes: int) -> None:
         """Use `Monitor.watch`."""
@@ -73,11 +76,31 @@ class Watch:
         Raises:
             SandboxError: the sandbox failed.
         """
-        if self.task.image or self.task.setup:
-            self._base = await self._files(sandbox)
+        self.baits = Baits()
+        self._base = await self._files(sandbox) if self.task.image or self.task.setup else self.task.files
         honeypots = self.monitor.config.honeypots
         if random.Random(f"honeypots/{self.monitor.seed}/{self.episode_id}").random() < honeypots.share:
             self.baits = await plant(sandbox, honeypots)
+
+    def to_dict(self) -> dict[str, Any]:
+        """A JSON-ready copy of what `begin` has noted, which `resume` takes."""
+        noted: dict[str, Any] = {"baits": asdict(self.baits)}
+        if self._base is not self.task.files:
+            files = self._base and {path: base64.b64encode(content).decode() for path, content in self._base.items()}
+            noted["base"] = files
+        return noted
+
+    def resume(self, noted: Mapping[str, Any]) -> None:
+        """Go on with an episode whose baits lie there already, and whose files the agent has changed.
+
+        Raises:
+            KeyError, TypeError, ValueError, AttributeError: `noted` is not what `to_dict` gives; nothing has changed.
+        """
+        baits, base = noted["baits"], noted.get("base", self.task.files)
+        if base is not None and "base" in noted:
+            base = {path: base64.b64decode(content, validate=True) for path, content in base.items()}
+        self.baits = Baits(str(baits["canary"]), tuple(map(str, baits["paths"])), int(baits["num"]))
+        self._base = base
 
     async def end(self, sandbox: Sandbox, collected: dict[str, bytes] | str) -> dict[str, bytes] | str:
         """After the agent: what it left behind, as it is to be graded.

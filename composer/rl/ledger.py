@@ -2,11 +2,14 @@
 
 It is what makes resuming exact. A group that was finished before a crash is never sampled again: groups of optimizer
 steps after the last checkpoint are trained again *as recorded*, finished groups that no step had taken yet are
-queued, and a task that was started but not finished is left out for ever, so that no task is trained twice.
+queued, and a group that was started but not finished is started again under its name: no task is trained twice, and
+none is lost.
 
 One JSON object a line, flushed before the event it records takes effect:
 
     {"event": "start", "group": "g17", "index": 17, "version": 2}
+    {"event": "crash", "group": "g17", "reason": "..."}          what ran it died, and the run with it
+    {"event": "restart", "group": "g17", "version": 3}           a later start of the run runs it again
     {"event": "group", "group": "g17", "data": {...}}            a finished group, trajectories included
     {"event": "drop", "group": "g18", "reason": "..."}
     {"event": "step", "step": 3, "groups": ["g16", "g17"]}       step 3 took these groups
@@ -30,6 +33,15 @@ _BLOCK_BYTES = 2**20
 
 
 @dataclass
+class Unfinished:
+    """A group that was started and has neither finished nor been dropped."""
+
+    index: int
+    crashes: int = 0
+    """How often the run has failed with it."""
+
+
+@dataclass
 class LedgerState:
     """What a ledger says when it is read from its start."""
 
@@ -37,6 +49,8 @@ class LedgerState:
     """The first task that was never started."""
     groups: dict[str, Group] = field(default_factory=dict)
     """Finished groups that are not yet part of the weights, by id, in the order they finished."""
+    unfinished: dict[str, Unfinished] = field(default_factory=dict)
+    """By id, in the order they were first started."""
     steps: dict[int, list[str]] = field(default_factory=dict)
     """Step -> ids of the groups it trained on, rolled-back steps left out."""
     num_dropped: int = 0
@@ -56,6 +70,14 @@ class Ledger:
     def start(self, group_id: str, index: int, version: int) -> None:
         """A task goes out to an env worker."""
         self._append({"event": "start", "group": group_id, "index": index, "version": version})
+
+    def restart(self, group_id: str, version: int) -> None:
+        """A group that an interrupted run had started goes out again."""
+        self._append({"event": "restart", "group": group_id, "version": version})
+
+    def crash(self, group_id: str, reason: str) -> None:
+        """The run fails since what ran this group did; the group may be the cause."""
+        self._append({"event": "crash", "group": group_id, "reason": reason})
 
     def group(self, group: Group) -> None:
         """A group is finished."""
@@ -100,6 +122,7 @@ def read_ledger(path: Path, checkpoints: Mapping[int, Path]) -> LedgerState:
     step = max(checkpoints, default=0)
     finished: dict[str, tuple[int, int]] = {}  # where each group's line begins, and its number: most are not needed
     dropped: set[str] = set()
+    started: dict[str, Unfinished] = {}
     if not path.exists():
         if step:
             raise _behind(f"{path} is missing", 0, checkpoints)
@@ -112,7 +135,10 @@ def read_ledger(path: Path, checkpoints: Mapping[int, Path]) -> LedgerState:
                 event = json.loads(line)
                 kind = event["event"]
                 if kind == "start":
+                    started[event["group"]] = Unfinished(int(event["index"]))
                     state.next_index = max(state.next_index, int(event["index"]) + 1)
+                elif kind == "crash":
+                    started[event["group"]].crashes += 1
                 elif kind == "group":
                     finished[event["group"]] = (place, number)
                 elif kind == "drop":
@@ -138,6 +164,8 @@ def read_ledger(path: Path, checkpoints: Mapping[int, Path]) -> LedgerState:
                 lines.seek(place)
                 with _damage(path, number):
                     state.groups[group_id] = Group.from_dict(json.loads(lines.readline())["data"])
+    ended = {*finished, *dropped, *trained}
+    state.unfinished = {group_id: group for group_id, group in started.items() if group_id not in ended}
     state.num_dropped = len(dropped)
     return state
 

@@ -429,16 +429,22 @@ class Conversation:
         """Go on where a conversation that began alike was when `to_dict` copied it.
 
         Raises:
-            KeyError, TypeError, ValueError: `d` is not what `to_dict` gives.
+            KeyError, TypeError, ValueError: `d` is not what `to_dict` gives; nothing has changed then.
         """
         messages, turns = [Message.from_dict(m) for m in d["messages"]], [Turn.from_dict(t) for t in d["turns"]]
-        if d["ids"][: len(self.ids)] != self.ids:
+        ids, loss_mask, pending = list(d["ids"]), list(d["loss_mask"]), list(d["pending"])
+        metadata, num_invalid_calls = dict(d["metadata"]), int(d["num_invalid_calls"])
+        if ids[: len(self.ids)] != self.ids:
             raise ValueError("it began with another prompt: the env or the tokenizer has changed since")
+        if ids != [i for t in turns for i in (*t.prompt_ids, *t.generation.token_ids)] + pending:
+            raise ValueError("its turns do not add up to its ids")
+        if len(loss_mask) != len(ids):
+            raise ValueError(f"it has {len(ids)} ids and a loss mask of {len(loss_mask)}")
         # In place: an episode's record holds these very lists.
         self.messages[:], self.turns[:] = messages, turns
-        self.ids, self.loss_mask, self._pending = d["ids"], d["loss_mask"], d["pending"]
-        self.metadata.update(d["metadata"])
-        self.num_invalid_calls = d["num_invalid_calls"]
+        self.ids, self.loss_mask, self._pending = ids, loss_mask, pending
+        self.metadata.update(metadata)
+        self.num_invalid_calls = num_invalid_calls
 
     def _append(self, ids: Sequence[int], generated: bool) -> None:
         self.ids += ids

@@ -2,11 +2,14 @@
 
     <folder>/open/<group>/<number>/turn-<n>.json    the conversation after n turns
                                    turn-<n>.state   the sandbox's files then (`SandboxBackend.save`)
-                                   done.json        the trajectory of one that has ended, until its siblings have too
+                                   watch.json       what the monitor noted before the first turn
+                                   done.json        the trajectory of one that has ended
     <folder>/states/<group>.<number>.state          the files at the end, which `composer look` opens
 
-A run that was killed starts its unfinished groups again under their old names: their episodes then go on from here.
-What ran in a sandbox is not in a snapshot: a shell begins anew in the directory where it was, without its variables.
+Each stage has a folder of its own. A run that was killed starts its unfinished groups again under their old names:
+their episodes then go on from here, or begin anew where anything of a checkpoint is missing or does not fit. Whoever
+starts a group forgets its files when it is on record elsewhere, and not before. What ran in a sandbox is not in a
+snapshot: a shell begins anew in the directory where it was, without its variables.
 """
 
 from __future__ import annotations
@@ -18,17 +21,18 @@ import os
 import shlex
 import shutil
 import zlib
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from composer.contract import Sandbox, SandboxBackend, Snapshot
-from composer.errors import SandboxError
+from composer.errors import ResumeError, SandboxError
+from composer.monitor.watch import Watch
 from composer.rollout.chat import Conversation
 from composer.rollout.harness import Generate
 from composer.rollout.prepare import PreparedTask
-from composer.types import Generation, Outcome, Trajectory
+from composer.types import Generation, Outcome, Trajectory, Turn
 
 logger = logging.getLogger(__name__)
 
@@ -55,55 +59,126 @@ class Keeping:
     """Turns between two checkpoints of an episode; 0: none is written."""
     state_share: float = 0.0
     """Of the episodes, those whose final files are kept: chosen by their names."""
+    oldest_version: int = 0
+    """What older weights than these have generated is not gone on from: it would be too stale to be trained on."""
 
     def of(self, episode_id: str) -> EpisodeFiles:
         """Those of one episode, `<group>/<number>`."""
         chosen = zlib.crc32(episode_id.encode()) < self.state_share * 2**32
         state = self.folder / "states" / f"{episode_id.replace('/', '.')}.state" if chosen else None
-        return EpisodeFiles(self.folder / "open" / episode_id, self.every_turns, state)
+        return EpisodeFiles(self.folder / "open" / episode_id, self.every_turns, state, self.oldest_version)
 
     def forget(self, group_id: str) -> None:
-        """All episodes of a group have ended, and go on record elsewhere. Raises nothing."""
+        """A group is on record elsewhere, or given up. Raises nothing."""
         if self.every_turns:
             shutil.rmtree(self.folder / "open" / group_id, ignore_errors=True)
+
+    def sweep(self, going_on: Container[str] = ()) -> None:
+        """Forget all groups but those that go on: who was killed could not. Raises nothing."""
+        if self.folder == Path():
+            return
+        for group in (self.folder / "open").glob("*"):
+            if group.name not in going_on:
+                shutil.rmtree(group, ignore_errors=True)
 
 
 class EpisodeFiles:
     """The files of one episode. Trouble with them is logged and never ends it."""
 
-    def __init__(self, folder: Path, every_turns: int, state: Path | None) -> None:
+    def __init__(self, folder: Path, every_turns: int, state: Path | None, oldest_version: int = 0) -> None:
         """See `Keeping.of`."""
-        self.folder, self.every_turns, self.state = folder, every_turns, state
+        self.folder, self.every_turns, self.state, self.oldest_version = folder, every_turns, state, oldest_version
         self._kept_at = 0
+        self._goes_on = False
 
-    async def start(self, task: PreparedTask, conversation: Any, tools: Mapping[str, Any]) -> Sandbox:
+    async def start(
+        self, task: PreparedTask, conversation: Any, tools: Mapping[str, Any], watch: Watch | None = None
+    ) -> Sandbox:
         """The agent's sandbox: as it was at the last checkpoint, whose conversation then goes on; else a fresh one.
 
         Raises:
             SandboxError, SandboxStartError, TaskError: as of `PreparedTask.start`.
         """
-        checkpoint = self._last() if self.every_turns and isinstance(conversation, Conversation) else None
-        if checkpoint is None:
+        if not self._writes(conversation):
             return await task.start()
+        for path in sorted(self.folder.glob("turn-*.json"), key=_number, reverse=True):
+            try:
+                sandbox = await self._go_on(path, task, conversation, tools, watch)
+            except (
+                Exception
+            ) as error:  # of a file from elsewhere, a tool or a backend: none of them is worth the episode
+                why = str(error) if isinstance(error, OSError | SandboxError | ResumeError) else repr(error)
+                logger.warning("Episode %s cannot go on after %d turns: %s", self._name, _number(path), why)
+            else:
+                self._kept_at, self._goes_on = _number(path), True
+                logger.info("Episode %s goes on after %d turns", self._name, self._kept_at)
+                return sandbox
+        sandbox = await task.start()
+        # They are of another life of this episode; until here, the next start could still have used them.
+        for path in (*self.folder.glob("turn-*"), self.folder / "watch.json"):
+            path.unlink(missing_ok=True)
+        return sandbox
+
+    async def _go_on(
+        self,
+        path: Path,
+        task: PreparedTask,
+        conversation: Conversation,
+        tools: Mapping[str, Any],
+        watch: Watch | None,
+    ) -> Sandbox:
+        """Restore a checkpoint: all of it, or nothing that the episode would notice.
+
+        Raises:
+            Exception: whatever came out of what was read, of a tool or of the backend.
+        """
+        checkpoint = Checkpoint(**json.loads(path.read_text(encoding="utf-8")), state=path.with_suffix(".state"))
+        turns = map(Turn.from_dict, checkpoint.conversation["turns"])
+        self._check_age(min((v for turn in turns for v in turn.generation.policy_versions), default=None))
+        noted = json.loads((self.folder / "watch.json").read_text(encoding="utf-8")) if watch is not None else None
+        sandbox = await task.start_from(checkpoint.state)
         try:
-            sandbox = await task.start_from(checkpoint.state)
-        except (OSError, SandboxError) as error:
-            logger.warning("Episode %s begins anew, since its checkpoint cannot be started: %s", self._name, error)
-            return await task.start()
-        try:
-            conversation.resume(checkpoint.conversation)
             for name, items in checkpoint.kept_by_tools.items():
                 tools[name].restore(sandbox, items)
-            await sandbox.shell(f"cd -- {shlex.quote(checkpoint.directory)}")
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            logger.warning("Episode %s begins anew, since its checkpoint is of another env: %r", self._name, error)
-            await asyncio.shield(asyncio.ensure_future(sandbox.stop()))
-            self._kept_at = 0
-            return await task.start()
+            moved = await sandbox.shell(f"cd -- {shlex.quote(checkpoint.directory)}")
+            if moved.timed_out or moved.exit_code:
+                raise ResumeError(f"its shell was in {checkpoint.directory!r}, which is not there any more")
+            # What cannot be taken back comes last.
+            if watch is not None:
+                watch.resume(noted)
+            conversation.resume(checkpoint.conversation)
         except BaseException:
             await asyncio.shield(asyncio.ensure_future(sandbox.stop()))
             raise
         return sandbox
+
+    async def begin(self, watch: Watch, sandbox: Sandbox, conversation: Any) -> None:
+        """The monitor's `Watch.begin`, before an episode that does not go on; and what it has noted is kept.
+
+        Raises:
+            SandboxError: the sandbox failed.
+        """
+        if self._goes_on:
+            return
+        await watch.begin(sandbox)
+        if not self._writes(conversation):
+            return
+        try:
+            await asyncio.to_thread(self._write, "watch.json", watch.to_dict())
+        except OSError as error:
+            logger.warning("Episode %s will not go on if it is interrupted: %s", self._name, error)
+
+    def _writes(self, conversation: Any) -> bool:
+        """Whether there are checkpoints: an agent's own program cannot be stopped and started again."""
+        return self.every_turns > 0 and isinstance(conversation, Conversation)
+
+    def _check_age(self, version: int | None) -> None:
+        """Refuse what was generated by weights that are too old; `version` is that of the oldest token, if any."""
+        if version is not None and version < self.oldest_version:
+            raise ResumeError(
+                f"it holds tokens of version {version} of the weights, and those before {self.oldest_version} would be "
+                "too stale to be trained on (algorithm.max_staleness)"
+            )
 
     def watching(
         self,
@@ -114,7 +189,7 @@ class EpisodeFiles:
         tools: Mapping[str, Any],
     ) -> Generate:
         """`generate`, with a checkpoint before it where one is due: then all that was said has been done."""
-        if not self.every_turns or not isinstance(conversation, Conversation):
+        if not self._writes(conversation):
             return generate
 
         async def generate_from_here(token_ids: list[int], *, max_tokens: int, episode_id: str) -> Generation:
@@ -149,8 +224,8 @@ class EpisodeFiles:
                 "directory": where,
                 "kept_by_tools": dict(kept_by_tools),
             }
-            _write(self.folder / f"turn-{number}.json", fields)
-        except (OSError, SandboxError) as error:
+            self._write(f"turn-{number}.json", fields)
+        except (OSError, SandboxError, TypeError, ValueError) as error:  # what a tool keeps may be no JSON
             # If it is the sandbox that failed, the agent's next command says so.
             logger.warning("No checkpoint of episode %s after %d turns: %s", self._name, number, error)
             return
@@ -158,44 +233,45 @@ class EpisodeFiles:
             if older.stem != f"turn-{number}":
                 older.unlink(missing_ok=True)
 
-    def _last(self) -> Checkpoint | None:
-        """The newest whole one, if there is any."""
-        found = [(int(p.stem.removeprefix("turn-")), p) for p in self.folder.glob("turn-*.json")]
-        for number, path in sorted(found, reverse=True):
-            try:
-                fields = json.loads(path.read_text(encoding="utf-8"))
-                checkpoint = Checkpoint(**fields, state=path.with_suffix(".state"))
-            except (OSError, ValueError, TypeError) as error:
-                logger.warning("The checkpoint of episode %s at %s cannot be read: %s", self._name, path, error)
-                continue
-            if checkpoint.state.exists():
-                self._kept_at = number
-                return checkpoint
-        return None
-
     def end(self, trajectory: Trajectory) -> None:
         """The episode has ended: keep its trajectory while its siblings go on, unless it has to be tried again."""
         if not self.every_turns or trajectory.outcome is Outcome.INFRASTRUCTURE_ERROR:
             return
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            _write(self.folder / "done.json", trajectory.to_dict())
+            self._write("done.json", trajectory.to_dict())
         except (OSError, TypeError, ValueError) as error:
             logger.warning("Episode %s has ended, which cannot be written down: %s", self._name, error)
             return
-        for path in self.folder.glob("turn-*"):
+        for path in (*self.folder.glob("turn-*"), self.folder / "watch.json"):
             path.unlink(missing_ok=True)
 
     def ended(self) -> Trajectory | None:
         """The trajectory, if the episode has ended already."""
         path = self.folder / "done.json"
-        if not self.every_turns:
+        if not self.every_turns or not path.exists():
             return None
         try:
-            return Trajectory.from_dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else None
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            logger.warning("What episode %s ended with, at %s, cannot be read: %s", self._name, path, error)
+            trajectory = Trajectory.from_dict(json.loads(path.read_text(encoding="utf-8")))
+            self._check_age(trajectory.oldest_policy_version if trajectory.num_generated_tokens else None)
+        except (OSError, ValueError, KeyError, TypeError, ResumeError) as error:
+            logger.warning("Episode %s is played again; what it ended with cannot be used: %s", self._name, error)
             return None
+        return trajectory
+
+    def _write(self, name: str, fields: dict[str, Any]) -> None:
+        """Write a file: whole or not at all.
+
+        Raises:
+            OSError: it cannot be written.
+            TypeError, ValueError: `fields` are no JSON.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True)
+        half = self.folder / f"{name}.tmp"
+        with half.open("w", encoding="utf-8") as file:
+            json.dump(fields, file)
+            file.flush()
+            os.fsync(file.fileno())
+        half.replace(self.folder / name)
 
     @property
     def _name(self) -> str:
@@ -222,10 +298,7 @@ def kept_by_tools(tools: Mapping[str, Any], sandbox: Sandbox) -> dict[str, list[
     return {name: [asdict(item) for item in items] for name, items in kept.items() if items}
 
 
-def _write(path: Path, fields: dict[str, Any]) -> None:
-    half = path.with_suffix(".tmp")
-    with half.open("w", encoding="utf-8") as file:
-        json.dump(fields, file)
-        file.flush()
-        os.fsync(file.fileno())
-    half.replace(path)
+def _number(path: Path) -> int:
+    """Of a checkpoint, the turns that it holds; 0 if it is none of ours."""
+    number = path.stem.removeprefix("turn-")
+    return int(number) if number.isdecimal() else 0

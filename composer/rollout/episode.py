@@ -123,12 +123,12 @@ async def run_episode(
     clock = ToolClock()
     phase = "the agent's sandbox"
     try:
-        sandbox = await files_of.start(prepared_task, conversation, harness.tools)
+        sandbox = await files_of.start(prepared_task, conversation, harness.tools, watch)
         try:
             phase = "the agent"
             async with asyncio.timeout(timeout_s):
                 if watch is not None:
-                    await watch.begin(sandbox)
+                    await files_of.begin(watch, sandbox, conversation)
                 asked = files_of.watching(generate, conversation, sandbox, prepared_task.agents_backend, harness.tools)
                 outcome = await harness.run(conversation, sandbox, asked, episode_id, clock)
                 await files_of.keep_state(sandbox, prepared_task.agents_backend)
@@ -230,7 +230,6 @@ class Env:
         rubric: Rubric,
         backend: SandboxBackend,
         harness: Plays | None = None,
-        keeping: Keeping = Keeping(),  # noqa: B008 - frozen
         monitor: Monitor | None = None,
     ) -> None:
         """Put the parts together, and render a first prompt so that a chat template that cannot is found now.
@@ -244,7 +243,6 @@ class Env:
         self.monitor = monitor
         self.harness: Plays = harness or Harness(chat, tools, settings.system_prompt, settings)
         self.harness.open("")
-        self.keeping = keeping
         self._slots = asyncio.Semaphore(settings.concurrency)
 
     async def run_group(
@@ -255,6 +253,7 @@ class Env:
         generate: Generate,
         release: Callable[[str], None] | None = None,
         with_prompt: bool = True,
+        keeping: Keeping = Keeping(),  # noqa: B008 - frozen
     ) -> Group:
         """Run sibling episodes of a task; failed ones are in the group with their cause.
 
@@ -265,13 +264,15 @@ class Env:
             generate: asks the policy.
             release: told each episode's name when the policy is not needed for it any more.
             with_prompt: whether the episodes begin with the system message; all siblings do, or none.
+            keeping: what they leave on disk, until the caller forgets it.
         """
         async with prepared(task, self.backend, self.settings.limits, size) as state, asyncio.TaskGroup() as siblings:
             running = [
-                siblings.create_task(self.run_episode(task, group_id, name, generate, release, with_prompt, state))
+                siblings.create_task(
+                    self.run_episode(task, group_id, name, generate, release, with_prompt, state, keeping)
+                )
                 for name in (f"{group_id}/{i}" for i in range(size))
             ]
-        self.keeping.forget(group_id)
         return Group(group_id, task.id, [episode.result() for episode in running])
 
     async def run_episode(
@@ -283,6 +284,7 @@ class Env:
         release: Callable[[str], None] | None = None,
         with_prompt: bool = True,
         state: PreparedTask | None = None,
+        keeping: Keeping = Keeping(),  # noqa: B008 - frozen
     ) -> Trajectory:
         """Run one episode when one of `concurrency` places is free; see `run_episode` of this module.
 
@@ -301,7 +303,7 @@ class Env:
                     group_id=group_id,
                     episode_id=episode_id,
                     with_prompt=with_prompt,
-                    keeping=self.keeping,
+                    keeping=keeping,
                     monitor=self.monitor,
                 )
             finally:

@@ -93,7 +93,7 @@ class LookConfig:
     """Only `composer look` reads it."""
 
     state: str = text("", may_be_empty=True)
-    """A file in the folder `episodes/states` of a run, or beside a checkpoint."""
+    """A file in a folder `episodes/<stage>/states` of a run, or beside a checkpoint."""
     command: str = text("", may_be_empty=True)
     """A command line for a shell in it; empty: those that are typed."""
 

@@ -153,7 +153,8 @@ class EnvConfig:
     num_workers: int = number(1, 1)
     """Env workers (processes)."""
     checkpoint_turns: int = number(0, 0)
-    """Turns of an episode between two checkpoints, from which it goes on if the run is interrupted; 0: none."""
+    """Turns of an episode between two checkpoints, from which it goes on if the run is interrupted; 0: none. An agent
+    program (`agent`) has none."""
     kept_states: float = number(0.0, 0, 1)
     """Share of episodes whose final files are kept in the run directory, for `composer look`."""
     pool: PoolConfig = field(default_factory=PoolConfig)

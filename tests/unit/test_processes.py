@@ -13,6 +13,7 @@ from composer.compose import compose
 from composer.errors import ClusterError, ConfigError, CorpusError, LauncherError, PlanError, WeightSyncError
 from composer.layout import Layout
 from composer.processes import Rollouts, Trainers
+from composer.rollout.checkpoint import Keeping
 from composer.types import Group, Split
 from composer.workers import last_words
 
@@ -86,7 +87,9 @@ class GroupWorker:
         self.dead, self.asked = False, []
         self.run_group = SimpleNamespace(remote=self._run_group)
 
-    async def _run_group(self, split: Split, index: int, group_id: str, size: int, temperature: float) -> Group:
+    async def _run_group(
+        self, split: Split, index: int, group_id: str, size: int, temperature: float, keeping: Keeping
+    ) -> Group:
         self.asked.append(group_id)
         await asyncio.sleep(0.01)
         if self.dead:
@@ -107,7 +110,7 @@ def test_a_dead_worker_is_left_out_and_its_groups_run_elsewhere(tmp_path: Path) 
     )
 
     async def run(*names: str) -> list[Group]:
-        return await asyncio.gather(*(rollouts.run_group(Split.TRAIN, 0, n, 2, 1.0) for n in names))
+        return await asyncio.gather(*(rollouts.run_group(Split.TRAIN, 0, n, 2, 1.0, Keeping()) for n in names))
 
     asyncio.run(run("a", "b"))
     assert [len(w.asked) for w in workers] == [1, 1]
@@ -193,7 +196,7 @@ def test_an_actor_that_dies_with_ray_is_no_lost_worker(tmp_path: Path, monkeypat
         _warn=warnings.append,
     )
     with pytest.raises(ClusterError, match="^Ray's node manager"):
-        asyncio.run(rollouts.run_group(Split.TRAIN, 0, "g", 2, 1.0))
+        asyncio.run(rollouts.run_group(Split.TRAIN, 0, "g", 2, 1.0, Keeping()))
     assert not warnings
 
 

@@ -17,7 +17,7 @@ class StandInRollouts:
     def __init__(self, fail=(), seconds=0.0):
         self.fail, self.seconds, self.asked = fail, seconds, []
 
-    async def run_group(self, split, index, group_id, size, temperature):
+    async def run_group(self, split, index, group_id, size, temperature, keeping):
         assert split is Split.EVALUATION
         self.asked.append(index)
         await asyncio.sleep(self.seconds)
@@ -52,9 +52,9 @@ def test_an_interrupted_evaluation_runs_only_what_is_missing(tmp_path):
 
 def test_a_task_that_lost_an_episode_is_run_once_more(tmp_path):
     class Flaky(StandInRollouts):
-        async def run_group(self, split, index, group_id, size, temperature):
+        async def run_group(self, split, index, group_id, size, temperature, keeping):
             first = index not in self.asked
-            group = await super().run_group(split, index, group_id, size, temperature)
+            group = await super().run_group(split, index, group_id, size, temperature, keeping)
             if index == 2 and first:
                 group.trajectories[0].outcome = Outcome.INFRASTRUCTURE_ERROR
                 group.trajectories[0].reward = None

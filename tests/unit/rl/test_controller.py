@@ -8,9 +8,10 @@ import json
 
 import pytest
 
-from composer.errors import GeneratorError, LauncherError, TrainingError
+from composer.errors import ClusterError, GeneratorError, LauncherError, TrainingError
 from composer.rl.controller import Controller
 from composer.rl.ledger import Ledger, read_ledger
+from composer.rollout.checkpoint import Keeping
 from composer.schema import AlgorithmConfig
 from composer.types import Generation, Group, Outcome, Trajectory, Turn
 
@@ -42,7 +43,7 @@ class StandInRollouts:
     def __init__(self, policy, broken=(), stuck=(), reward=None):
         self.policy, self.broken, self.stuck, self.reward, self.started = policy, broken, stuck, reward, []
 
-    async def run_group(self, split, index, group_id, size, temperature):
+    async def run_group(self, split, index, group_id, size, temperature, keeping):
         self.started.append(index)
         version = self.policy.version
         await asyncio.sleep(0.001 * (1 + index % 3))
@@ -58,7 +59,7 @@ class StandInRollouts:
         return Group(group_id, f"t{index}", episodes)
 
 
-def run(path, policy, rollouts, num_steps=6, staleness=1, **kwargs):
+def run(path, policy, rollouts, num_steps=6, staleness=1, keeping=Keeping(), **kwargs):  # noqa: B008 - frozen
     algorithm = AlgorithmConfig(
         name="t",
         num_steps=num_steps,
@@ -75,7 +76,7 @@ def run(path, policy, rollouts, num_steps=6, staleness=1, **kwargs):
     if policy.version:
         ledger.rollback(policy.version)
     controller = Controller(
-        algorithm, rollouts, policy, ledger, state, policy.version, 0, steps.append, warnings.append
+        algorithm, rollouts, policy, ledger, state, policy.version, 0, steps.append, warnings.append, keeping
     )
     try:
         asyncio.run(controller.run())
@@ -141,7 +142,7 @@ def test_group_after_group_failing_ends_the_run_with_the_cause(tmp_path):
 
 def test_without_an_env_worker_the_run_ends_at_once(tmp_path):
     class Dead(StandInRollouts):
-        async def run_group(self, split, index, group_id, size, temperature):
+        async def run_group(self, split, index, group_id, size, temperature, keeping):
             self.started.append(index)
             raise LauncherError("the env worker process died")
 
@@ -153,7 +154,7 @@ def test_without_an_env_worker_the_run_ends_at_once(tmp_path):
 
 def test_tasks_that_leave_no_room_to_answer_end_the_run_with_the_key_to_change(tmp_path):
     class Full(StandInRollouts):
-        async def run_group(self, split, index, group_id, size, temperature):
+        async def run_group(self, split, index, group_id, size, temperature, keeping):
             episodes = [Trajectory("big", group_id, str(i), [], [], Outcome.CONTEXT_FULL, 0.0) for i in range(size)]
             return Group(group_id, "big", episodes)
 
@@ -163,8 +164,8 @@ def test_tasks_that_leave_no_room_to_answer_end_the_run_with_the_key_to_change(t
 
 def test_a_group_that_lost_a_few_episodes_is_trained_and_the_cause_is_told_but_not_for_ever(tmp_path):
     class Lossy(StandInRollouts):
-        async def run_group(self, split, index, group_id, size, temperature):
-            group = await super().run_group(split, index, group_id, size + 1, temperature)
+        async def run_group(self, split, index, group_id, size, temperature, keeping):
+            group = await super().run_group(split, index, group_id, size + 1, temperature, keeping)
             lost = group.trajectories[0]
             lost.outcome, lost.reward, lost.error = Outcome.INFRASTRUCTURE_ERROR, None, "tool 'x' failed"
             return group
@@ -177,8 +178,8 @@ def test_a_group_that_lost_a_few_episodes_is_trained_and_the_cause_is_told_but_n
 
 def test_groups_without_a_difference_are_trained_and_counted(tmp_path):
     class Equal(StandInRollouts):
-        async def run_group(self, split, index, group_id, size, temperature):
-            group = await super().run_group(split, index, group_id, size, temperature)
+        async def run_group(self, split, index, group_id, size, temperature, keeping):
+            group = await super().run_group(split, index, group_id, size, temperature, keeping)
             for t in group.trajectories:
                 t.reward = float(index % 2)  # all wrong, or all right
             return group
@@ -219,7 +220,7 @@ def test_the_last_lost_step_is_repeated_without_sampling(tmp_path):
 
 def test_a_bug_in_the_rollouts_ends_the_run_instead_of_being_met_again_and_again(tmp_path):
     class Buggy(StandInRollouts):
-        async def run_group(self, split, index, group_id, size, temperature):
+        async def run_group(self, split, index, group_id, size, temperature, keeping):
             self.started.append(index)
             raise KeyError("not a failure of an episode")
 
@@ -227,3 +228,124 @@ def test_a_bug_in_the_rollouts_ends_the_run_instead_of_being_met_again_and_again
     with pytest.raises(KeyError, match="not a failure"):
         run(tmp_path / "l", StandInPolicy(), rollouts)
     assert len(rollouts.started) <= 8
+
+
+class KilledRollouts(StandInRollouts):
+    """The run ends when a group of `last` begins; `asked` holds what each group was to be run with."""
+
+    def __init__(self, policy, last=(), **kwargs):
+        super().__init__(policy, **kwargs)
+        self.last, self.asked = last, {}
+
+    async def run_group(self, split, index, group_id, size, temperature, keeping):
+        self.asked[group_id] = keeping
+        if index in self.last:
+            raise LauncherError("the env worker process died")
+        return await super().run_group(split, index, group_id, size, temperature, keeping)
+
+
+def killed(path, policy, rollouts, **kwargs):
+    with pytest.raises(LauncherError):
+        run(path, policy, rollouts, **kwargs)
+
+
+def events(path, *kinds):
+    return [e for e in map(json.loads, path.read_text().splitlines()) if e["event"] in kinds]
+
+
+def test_groups_that_were_started_are_the_first_ones_of_the_next_start(tmp_path):
+    path = tmp_path / "l"
+    killed(path, StandInPolicy(), KilledRollouts(StandInPolicy(), last={3}), num_steps=3)
+    begun = [e["group"] for e in events(path, "start")]
+    unfinished = [g for g in begun if g not in [e["group"] for e in events(path, "group")]]
+    assert unfinished and begun == ["g0", "g1", "g2", "g3"][: len(begun)]
+    policy = StandInPolicy()
+    rollouts = StandInRollouts(policy)
+    steps, warnings = run(path, policy, rollouts, num_steps=3)
+    again = events(path, "start", "restart")[len(begun) :]
+    assert [(e["event"], e["group"]) for e in again[: len(unfinished)]] == [("restart", g) for g in unfinished]
+    assert {e["event"] for e in again[len(unfinished) :]} == {"start"}
+    assert rollouts.started[: len(unfinished)] == [int(g[1:]) for g in unfinished]
+    # None is lost, and none is trained twice.
+    assert sorted(trained_tasks(path)) == [f"g{i}" for i in range(6)] and not warnings
+    assert len(steps) == 3 and steps[-1].metrics["groups/dropped"] == 0
+
+
+def test_groups_go_on_from_no_older_weights_than_they_could_be_trained_with(tmp_path):
+    path = tmp_path / "l"
+    ledger = Ledger(path)
+    for i in range(5, 9):
+        ledger.start(f"g{i}", i, 2)
+    ledger.close()
+    policy = StandInPolicy(version=3)
+    path.write_text("".join(f'{{"event":"step","step":{s},"groups":[]}}\n' for s in (1, 2, 3)) + path.read_text())
+    rollouts = KilledRollouts(policy)
+    run(path, policy, rollouts, num_steps=5, staleness=1)
+    # Version 3, two groups a step, at most one version between: the third and fourth are taken by version 4.
+    assert [rollouts.asked[g].oldest_version for g in ("g5", "g6", "g7", "g8")] == [2, 2, 3, 3]
+
+
+def test_files_of_a_group_go_when_it_is_in_the_ledger_and_not_before(tmp_path):
+    path, keeping = tmp_path / "l", Keeping(tmp_path, every_turns=1)
+
+    class Writing(KilledRollouts):
+        async def run_group(self, split, index, group_id, size, temperature, keeping):
+            keeping.of(f"{group_id}/0").folder.mkdir(parents=True, exist_ok=True)
+            return await super().run_group(split, index, group_id, size, temperature, keeping)
+
+    def there():
+        return sorted(p.name for p in (tmp_path / "open").iterdir())
+
+    policy = StandInPolicy()
+    rollouts = Writing(policy, last={5}, broken={1})
+    killed(path, policy, rollouts, keeping=keeping)
+    ended = {e["group"] for e in events(path, "group", "drop")}
+    assert "g1" in ended and "g5" in there() and set(there()) <= rollouts.asked.keys() - ended
+    policy = StandInPolicy(version=policy.saved[-1] if policy.saved else 0)
+    run(path, policy, Writing(policy), keeping=keeping)
+    assert there() == []
+
+
+def test_a_group_that_ends_the_run_each_time_is_left_out(tmp_path):
+    path = tmp_path / "l"
+    for _ in range(2):
+        policy = StandInPolicy()
+        killed(path, policy, KilledRollouts(policy, last={2}), num_steps=2)
+    policy = StandInPolicy()
+    steps, warnings = run(path, policy, KilledRollouts(policy, last={2}), num_steps=2)
+    assert len(steps) == 2 and sorted(trained_tasks(path)) == ["g0", "g1", "g3", "g4"]
+    assert warnings == ["group g2 was dropped: the run has failed 2 times while it ran"]
+
+
+def test_a_run_that_is_interrupted_again_and_again_leaves_no_group_out(tmp_path):
+    class Stuck(StandInRollouts):
+        async def run_group(self, split, index, group_id, size, temperature, keeping):
+            await asyncio.sleep(60)
+            raise AssertionError
+
+    async def interrupted():
+        policy, state = StandInPolicy(), read_ledger(path, {})
+        ledger = Ledger(path)
+        algorithm = AlgorithmConfig(name="t", num_steps=2, learning_rate=1.0, groups_per_step=2, group_size=2)
+        running = Controller(algorithm, Stuck(policy), policy, ledger, state, 0, 0, print, print).run()
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(running, 0.05)
+        ledger.close()
+
+    path = tmp_path / "l"
+    for _ in range(5):
+        asyncio.run(interrupted())
+    assert [e["group"] for e in events(path, "start")] == ["g0", "g1", "g2", "g3"]
+    policy = StandInPolicy()
+    run(path, policy, StandInRollouts(policy), num_steps=2)
+    assert sorted(trained_tasks(path)) == ["g0", "g1", "g2", "g3"]
+
+
+def test_the_end_of_ray_is_no_groups_fault(tmp_path):
+    class Gone(StandInRollouts):
+        async def run_group(self, split, index, group_id, size, temperature, keeping):
+            raise ClusterError("Ray has ended")
+
+    with pytest.raises(ClusterError):
+        run(tmp_path / "l", StandInPolicy(), Gone(StandInPolicy()))
+    assert not events(tmp_path / "l", "crash") and events(tmp_path / "l", "start")

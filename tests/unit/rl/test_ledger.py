@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from composer.errors import ResumeError
-from composer.rl.ledger import Ledger, read_ledger
+from composer.rl.ledger import Ledger, Unfinished, read_ledger
 from composer.types import Generation, Group, Message, Outcome, ToolCall, Trajectory, Turn
 
 
@@ -42,9 +42,39 @@ def test_groups_of_lost_steps_come_first_then_waiting_ones(tmp_path):
     )
     state = read_ledger(path, saved(1))
     assert list(state.groups) == ["g0", "g2", "g3", "g5"]
-    assert state.next_index == 7, "g6 was started and never finished: its task is left out for ever"
+    assert state.next_index == 7 and state.unfinished == {"g6": Unfinished(6)}
     assert state.steps == {1: ["g1"]}
     assert state.num_dropped == 1
+
+
+def test_unfinished_groups_are_those_that_nothing_became_of(tmp_path):
+    path = tmp_path / "ledger.jsonl"
+    write(
+        path,
+        [
+            *[("start", f"g{i}", i, 0) for i in (3, 0, 4, 1, 2, 5, 6)],
+            ("group", group("g0")),
+            ("drop", "g1", "stuck"),
+            ("group", group("g2")),
+            ("drop", "g2", "stale"),
+            # The lines of g5 and g6 were damaged and have been deleted, after steps had taken them.
+            ("step", 1, ["g5"]),
+            ("step", 2, ["g6"]),
+        ],
+    )
+    state = read_ledger(path, saved(1))
+    assert list(state.unfinished) == ["g3", "g4", "g6"], "g5 is in the weights, g6 is not any more"
+    assert [g.index for g in state.unfinished.values()] == [3, 4, 6]
+    assert list(state.groups) == ["g0"] and state.next_index == 7
+
+
+def test_crashes_are_counted(tmp_path):
+    path = tmp_path / "ledger.jsonl"
+    write(path, [("start", "g0", 0, 0), ("start", "g1", 1, 0), ("crash", "g1", "died"), ("restart", "g0", 0)])
+    write(path, [("restart", "g1", 0), ("crash", "g1", "died")])
+    assert read_ledger(path, {}).unfinished == {"g0": Unfinished(0), "g1": Unfinished(1, crashes=2)}
+    write(path, [("group", group("g1"))])
+    assert list(read_ledger(path, {}).unfinished) == ["g0"]
 
 
 def test_a_rolled_back_step_is_not_counted_twice(tmp_path):
@@ -90,6 +120,7 @@ def test_only_groups_that_are_still_needed_are_read(tmp_path, monkeypatch):
     "line",
     [
         b'{"event":"start"}',
+        b'{"event":"crash","group":"g0","reason":""}',
         b'{"event":"start","index":0,"group":"\xff\xfe"}',
         b'{"event":"step","step":"one","groups":[]}',
         b'{"event":"step","step":1,"groups":null}',
