@@ -1,4 +1,4 @@
-"""Whether there are tasks enough, and somebody who plays those that the mix learns from. Asks a taskset, runs nothing."""
+"""Whether there are tasks enough, and somebody to play those that the mix learns from. Asks a taskset, runs nothing."""
 
 from __future__ import annotations
 
