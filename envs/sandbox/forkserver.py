@@ -356,7 +356,9 @@ class ForkServer:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             signal.set_wakeup_fd(-1)
             fds = [sandbox.init_pidfd, channel, *rest]
-            supervisor.run(supervisor.assign(request, fds, self._tree, self._environment, warm=True))
+            supervisor.run(
+                supervisor.assign(request, fds, self._launcher.proc, self._tree, self._environment, warm=True)
+            )
         sandbox.alive.add(pid)
 
     def _end(self, sandbox: _Running, reason: str) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
+import itertools
 import json
 import os
 import resource
@@ -40,13 +41,16 @@ class Launcher:
             environment: of every program in them.
         """
         self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.proc = linux.open_apart("/proc")
+        """For the supervisors."""
         self.pid = os.fork()
         if self.pid == 0:
             linux.set_parent_death_signal(signal.SIGKILL)
-            os.closerange(3, theirs.fileno())
-            os.closerange(theirs.fileno() + 1, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+            most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+            for low, high in itertools.pairwise((2, *sorted((theirs.fileno(), self.proc)), most)):
+                os.closerange(low + 1, high)
             try:
-                _Server(theirs, tree, environment).loop()
+                _Server(theirs, self.proc, tree, environment).loop()
             finally:
                 os._exit(1)
         theirs.close()
@@ -96,7 +100,7 @@ class Launcher:
             grouped: whether the sandbox has control groups.
             init_pidfd: of PID 1.
             channel: to the backend.
-            rest: files of control groups, as of `start`, and then the directory that lists the processes in them.
+            rest: files of control groups, as of `start`, and then the list of the processes in them.
 
         Returns:
             The process, a child of the caller's.
@@ -145,8 +149,8 @@ class Launcher:
 class _Server:
     """The launcher's end."""
 
-    def __init__(self, channel: socket.socket, tree: rootfs.Rootfs, environment: dict[str, str]) -> None:
-        self._channel, self._tree, self._environment = channel, tree, environment
+    def __init__(self, channel: socket.socket, proc: int, tree: rootfs.Rootfs, environment: dict[str, str]) -> None:
+        self._channel, self._proc, self._tree, self._environment = channel, proc, tree, environment
         for grouped in (True, False):
             build_filter(shared_memory=grouped)  # which remembers it
         gc.collect()
@@ -181,7 +185,9 @@ class _Server:
                 return functools.partial(self._become_bwrap, request, arguments, fds)
             case "supervise":
                 sleepers = self._tree.profile.processes
-                assignment = supervisor.assign(request, fds, self._tree, self._environment, sleepers=sleepers)
+                assignment = supervisor.assign(
+                    request, fds, self._proc, self._tree, self._environment, sleepers=sleepers
+                )
                 return functools.partial(supervisor.run, assignment)
             case "copy":
                 return functools.partial(layers.copy, request["monitor"], request["snapshot"], request["max_bytes"])

@@ -101,13 +101,15 @@ class MemoryWatch:
         return used > self._memory_bytes
 
 
-def members_of(group: int) -> set[int]:
-    """The processes of the control group behind a directory descriptor, in the caller's PID namespace."""
-    fd = os.open("cgroup.procs", os.O_RDONLY | os.O_CLOEXEC, dir_fd=group)
-    try:
-        return {int(pid) for pid in os.read(fd, 2**16).split()}
-    finally:
-        os.close(fd)
+def members_of(listed: int, proc: int) -> set[int]:
+    """The processes of a control group, in the caller's PID namespace.
+
+    Args:
+        listed: descriptor of the group's `cgroup.procs`, from `ControlGroup.open_members`.
+        proc: directory descriptor of a procfs in which the caller is.
+    """
+    with open(os.open(f"self/fd/{listed}", os.O_RDONLY | os.O_CLOEXEC, dir_fd=proc), "rb") as file:  # noqa: PTH123
+        return {int(pid) for pid in file.read().split()}
 
 
 @dataclass(frozen=True)
@@ -170,11 +172,12 @@ class ControlGroup:
         return [os.open(folder / name, os.O_WRONLY | os.O_CLOEXEC) for folder in self.folders]
 
     def open_members(self) -> int:
-        """A descriptor of the directory whose `cgroup.procs` lists the processes.
+        """A descriptor of the list of processes, for `members_of`.
 
-        It has to be opened anew for each look: version 1 repeats the list of the first read for a second.
+        It has to be opened anew for each look: version 1 repeats the list of the first read for a second. And it is no
+        directory, from which a way would lead up to the host's file system.
         """
-        return os.open(self.folders[min(1, len(self.folders) - 1)], os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        return os.open(self.folders[min(1, len(self.folders) - 1)] / "cgroup.procs", os.O_PATH | os.O_CLOEXEC)
 
     def usage(self) -> Usage:
         """What was used so far.

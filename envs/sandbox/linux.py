@@ -6,6 +6,7 @@ Every function raises `OSError` with the kernel's errno. Only the fork server an
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import signal
 import time
@@ -28,9 +29,14 @@ MS_RDONLY = 0x1
 MS_NOSUID = 0x2
 MS_NODEV = 0x4
 MS_NOEXEC = 0x8
+MS_REMOUNT = 0x20
 MS_BIND = 0x1000
+MS_NOATIME = 0x400
+MS_NODIRATIME = 0x800
 MS_REC = 0x4000
 MS_PRIVATE = 0x40000
+MS_RELATIME = 0x200000
+_ST_RELATIME = 0x1000
 _MNT_DETACH = 0x2
 
 _PR_SET_PDEATHSIG = 1
@@ -47,6 +53,10 @@ _CAPABILITY_VERSION_3 = 0x20080522
 # These have no wrapper in glibc, or not this one; numbers differ between the architectures that seccomp.py knows.
 _PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
 _CLONE = {"x86_64": 56, "aarch64": 220}
+_OPEN_TREE, _MOUNT_SETATTR = 428, 442
+_OPEN_TREE_CLONE = 1
+_AT_FDCWD, _AT_RECURSIVE = -100, 0x8000
+_MOUNT_ATTR_RDONLY = 0x1
 
 _NUM_CAPABILITIES = int(Path("/proc/sys/kernel/cap_last_cap").read_text()) + 1
 
@@ -75,6 +85,32 @@ def mount(source: str | None, target: str, kind: str | None, flags: int, data: s
     """Mount a file system; None stands for a null pointer (mount(2))."""
     raw = [None if value is None else os.fsencode(value) for value in (source, target, kind, data)]
     _check(_libc.mount(raw[0], raw[1], raw[2], ctypes.c_ulong(flags), raw[3]), f"mount {source or kind} on {target}")
+
+
+def make_read_only(folder: str) -> None:
+    """Let nobody write below the mount point `folder`, further mounts below it included (mount_setattr(2))."""
+    wanted = (ctypes.c_uint64 * 4)(_MOUNT_ATTR_RDONLY)
+    arguments = (ctypes.c_long(_MOUNT_SETATTR), ctypes.c_int(_AT_FDCWD), os.fsencode(folder))
+    if _libc.syscall(*arguments, ctypes.c_uint(_AT_RECURSIVE), wanted, ctypes.c_size_t(32)) == 0:
+        return
+    if ctypes.get_errno() != errno.ENOSYS:
+        raise OSError(ctypes.get_errno(), f"mount_setattr {folder}: {os.strerror(ctypes.get_errno())}")
+    # Linux before 5.12. Flags that a namespace of fewer rights inherited may not be left out.
+    kept = os.statvfs(folder).f_flag & (MS_NOSUID | MS_NODEV | MS_NOEXEC | MS_NOATIME | MS_NODIRATIME)
+    if os.statvfs(folder).f_flag & _ST_RELATIME:
+        kept |= MS_RELATIME
+    mount(None, folder, None, MS_REMOUNT | MS_BIND | MS_RDONLY | kept)
+
+
+def open_apart(folder: str) -> int:
+    """A descriptor of the mounted directory `folder` from which `..` leads nowhere (open_tree(2)).
+
+    A mount of its own that hangs in no tree: whoever gets hold of it has what is below it and no more.
+    """
+    flags = ctypes.c_uint(_OPEN_TREE_CLONE | os.O_CLOEXEC)
+    fd = _libc.syscall(ctypes.c_long(_OPEN_TREE), ctypes.c_int(_AT_FDCWD), os.fsencode(folder), flags)
+    _check(fd, f"open_tree {folder}")
+    return fd
 
 
 _STACK_BYTES = 512

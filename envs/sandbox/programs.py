@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from envs.sandbox import linux
 from envs.sandbox.limits import WATCH_INTERVAL_S, MemoryWatch
 
 IGNORED = (signal.SIGINT, signal.SIGPIPE, signal.SIGXFSZ)
@@ -140,8 +139,8 @@ def spawn(
         os.dup2(output, 2)
         for number in IGNORED:
             signal.signal(number, signal.SIG_DFL)
-        # A process that others of its user may look into, as usual; /proc/self is closed to it otherwise.
-        linux.set_dumpable(True)
+        # Until `run` has let go of them, this process of the sandbox's own user holds the supervisor's descriptors: it
+        # stays one that nobody may look into (/proc/<pid>/fd). execve(2) makes it an ordinary one, after closing them.
         inside.bound(0)
         os.chdir(directory)
         run()

@@ -168,6 +168,9 @@ def build(rootfs: Rootfs, root: str) -> None:
     _copy_bwrap(top / "bwrap", Path(rootfs.bwrap))
     write_fakes(top / FAKES.lstrip("/"), rootfs.profile)
     _build_skeleton(top / "skel", rootfs)
+    # Nothing but bubblewrap looks at this tree, and yet: what all sandboxes are made of is for nobody to change.
+    linux.mount(str(top / "skel"), str(top / "skel"), None, linux.MS_BIND)
+    linux.make_read_only(str(top / "skel"))
     for name in ("etc", "opt"):
         (top / name).symlink_to(f"skel/{name}")
     linux.pivot_root(root)
@@ -177,6 +180,7 @@ def _bind(top: Path, path: str, seen_as: str = "") -> None:
     target = top / (seen_as or path).lstrip("/")
     target.mkdir(parents=True, exist_ok=True)
     linux.mount(path, str(target), None, linux.MS_BIND | linux.MS_REC)
+    linux.make_read_only(str(target))
 
 
 def _copy_bwrap(target: Path, binary: Path) -> None:

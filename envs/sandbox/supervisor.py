@@ -57,7 +57,9 @@ class Assignment:
     attach: tuple[int, ...]
     """Control group files to write "0" into."""
     members: int
-    """Directory of the control group that lists the processes; -1 without control groups."""
+    """The control group's list of processes (O_PATH); -1 without control groups."""
+    proc: int
+    """The fork server's /proc, apart from its tree (`linux.open_apart`)."""
     init_pid: int
     workdir: str
     environment: dict[str, str]
@@ -74,6 +76,7 @@ class Assignment:
 def assign(
     request: dict[str, Any],
     fds: Sequence[int],
+    proc: int,
     tree: Rootfs,
     environment: dict[str, str],
     sleepers: tuple[str, ...] = (),
@@ -83,7 +86,8 @@ def assign(
 
     Args:
         request: `init_pid`, `grouped` (whether there are control groups), and `limits`.
-        fds: the pidfd, the channel, and of control groups what has to be written to and the directory.
+        fds: the pidfd, the channel, and of control groups what has to be written to and the list of processes.
+        proc: see `Assignment`.
         tree: what the sandbox sees.
         environment: of every program in it.
         sleepers: see `Assignment`.
@@ -96,6 +100,7 @@ def assign(
         channel,
         tuple(rest),
         members,
+        proc,
         request["init_pid"],
         tree.workdir,
         environment,
@@ -133,13 +138,16 @@ def _join(assignment: Assignment) -> tuple[int, int, int]:
         A directory descriptor of the outer /proc, the sandbox's PID namespace by its inode, and the file descriptor of
         this process's oom_score_adj.
     """
-    keep = sorted({assignment.init_pidfd, assignment.channel, *assignment.attach, max(assignment.members, 2)} - {2})
+    kept = {assignment.init_pidfd, assignment.channel, assignment.proc, *assignment.attach, assignment.members}
+    keep = sorted(kept - {-1})
     for low, high in itertools.pairwise((2, *keep, resource.getrlimit(resource.RLIMIT_NOFILE)[0])):
         os.closerange(low + 1, high)
     for fd in assignment.attach:
         os.write(fd, b"0")
         os.close(fd)
-    proc = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    # Opened anew: those who share an open directory share how far it has been read.
+    proc = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=assignment.proc)
+    os.close(assignment.proc)
     namespace = os.stat(f"{assignment.init_pid}/ns/pid", dir_fd=proc).st_ino  # the sandbox's user may not look
     score = os.open("self/oom_score_adj", os.O_RDWR | os.O_CLOEXEC, dir_fd=proc)
     shifted = assignment.shifts_clocks and os.path.exists("/proc/self/ns/time")  # noqa: PTH110
@@ -163,7 +171,7 @@ def _look_around(assignment: Assignment, proc: int, namespace: int, score: int) 
 
     def members() -> set[int]:
         if not watched:
-            return limits.members_of(assignment.members) - sleepers
+            return limits.members_of(assignment.members, proc) - sleepers
         pids = (int(name) for name in os.listdir(proc) if name.isdigit() and _namespace(proc, name) == namespace)  # noqa: PTH208
         return {assignment.init_pid, *pids} - sleepers
 

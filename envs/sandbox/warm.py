@@ -25,7 +25,7 @@ from collections.abc import Mapping, Sequence
 from types import ModuleType
 from typing import NoReturn
 
-from envs.sandbox import rootfs
+from envs.sandbox import linux, rootfs
 
 _SERVER_PREFIX = "composer_serve_"
 """Of what the grader runs beside a solution (envs/grading/solution_server.py); the rest of the name is random."""
@@ -77,6 +77,7 @@ def run(module: str, arguments: Sequence[str], environment: Mapping[str, str]) -
     """Be `python3 -m <module> <arguments>` in the current directory. Called in a forked child."""
     # What exec would have closed: the supervisor's channel, its view of other processes, the shell's pipes.
     os.closerange(3, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
+    linux.set_dumpable(True)  # as execve(2) would have made it, and not before (programs.spawn)
     # As the interpreter sets them at its start.
     for number in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(number, signal.SIG_IGN)
