@@ -35,11 +35,12 @@ from composer.config_files import CheckedRepository
 from composer.errors import ConfigError
 from composer.explain import check_overrides, explain, one_line, parse
 from composer.schema import Config
+from composer.secrecy import refuse_secrets
 
 OmegaConf.register_new_resolver("run_name", lambda *, _root_: run_name(_root_), replace=True)  # for hydra.run.dir
 
-_SECRET = re.compile(r"\$\{oc\.env:\s*([A-Za-z0-9_]*(?:TOKEN|SECRET|PASSWORD|PASSWD|API_?KEY|CREDENTIAL)[A-Za-z0-9_]*)")
-
+_HYDRAS = ("job", "launcher", "sweeper", "run", "sweep")
+"""Parts of Hydra's own node in which people may write down what its plugins need."""
 _REFUSALS = (HydraException, OmegaConfBaseException, ValueError, UserWarning, RecursionError, AssertionError)
 """What Hydra and OmegaConf raise at input that they do not take."""
 _INTERPOLATIONS = "write ${<key of the config>}, ${oc.env:VARIABLE,default}, or \\${ for a plain text"
@@ -125,7 +126,7 @@ class HydraSession:
         """Compose without binding: Hydra's config, interpolations unresolved, its `hydra` node included.
 
         Raises:
-            ConfigError: Hydra cannot compose this.
+            ConfigError: Hydra cannot compose this, or it holds a secret.
         """
         overrides = normalise(overrides)
         check_overrides(self, overrides)
@@ -134,9 +135,14 @@ class HydraSession:
                 warnings.filterwarnings("error", message="provider=")  # a folder of the search path that is not there
                 cfg = self.hydra.compose_config(self.config_name, overrides, run_mode)
             assert cfg.hydra.mode in (None, *RunMode), "resolved here, since Hydra asks for it first"
-            return cfg
         except _REFUSALS as error:
             raise explain(error, self, overrides) from None
+        # Before anything prints it, or resolves an interpolation and so writes a secret down.
+        written: Any = OmegaConf.to_container(cfg, resolve=False)
+        hydra = written.pop("hydra")
+        refuse_secrets(written)
+        refuse_secrets({name: hydra[name] for name in _HYDRAS if name in hydra}, "hydra")
+        return cfg
 
     def compose(self, overrides: Sequence[str]) -> Composed:
         """Compose and bind.
@@ -155,7 +161,6 @@ class HydraSession:
         """
         HydraConfig.instance().set_config(cfg)
         job = OmegaConf.masked_copy(cfg, [str(k) for k in cfg if k != "hydra"])
-        _refuse_stored_secrets(OmegaConf.to_container(job, resolve=False), "")
         try:
             data = OmegaConf.to_container(job, resolve=True, throw_on_missing=False)
         except OmegaConfBaseException as error:
@@ -167,6 +172,7 @@ class HydraSession:
                 key, value, f"cannot be resolved: {one_line(str(error.msg or error))}; {_INTERPOLATIONS}"
             ) from None
         assert isinstance(data, dict)
+        refuse_secrets(data)
         config = bind(Config, data, origin=lambda key: self._origin(key, overrides))
         if config.resume is not None and not any(o.lstrip("+").startswith("resume=") for o in overrides):
             remedy = f"is given on the command line only: `composer resume={config.resume}`"
@@ -280,17 +286,3 @@ def apply(config: Config, overrides: Sequence[str]) -> Config:
         if isinstance(node, dict):
             node[name] = override.value()
     return bind(Config, data)
-
-
-def _refuse_stored_secrets(value: Any, key: str) -> None:
-    """Resolving a secret's variable would write the secret into config.yaml and the tracking server."""
-    if isinstance(value, dict):
-        for name, inner in value.items():
-            _refuse_stored_secrets(inner, f"{key}.{name}" if key else str(name))
-    elif isinstance(value, list):
-        for i, inner in enumerate(value):
-            _refuse_stored_secrets(inner, f"{key}[{i}]")
-    elif isinstance(value, str) and (match := _SECRET.search(value)):
-        raise ConfigError(
-            key, value, f"the secret itself would be stored: give the variable's name, {match[1]}, as a text"
-        )

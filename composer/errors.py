@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import errno
 
+from composer.redaction import hide, shown_value
+
 
 class ComposerError(Exception):
     """Base of all errors that a user can act on.
@@ -24,11 +26,14 @@ class ConfigError(ComposerError):
     exit_code = 2
 
     def __init__(self, key: str, value: object, remedy: str) -> None:
-        """Keep key, value and remedy apart, so that callers can test them one by one; a value of `...` is none."""
+        """Keep key, value and remedy apart, so that callers can test them one by one; a value of `...` is none.
+
+        The message shows no secret, be it the value or part of it.
+        """
         self.key, self.value, self.remedy = key, value, remedy
-        shown = repr(value)
+        shown, remedy = shown_value(key.rpartition(".")[2], value, remedy)
         given = "" if value is ... else f"={shown if len(shown) <= 120 else f'{shown[:117]}...'}"
-        super().__init__(f"{key}{given}: {remedy}")
+        super().__init__(hide(f"{key}{given}: {remedy}"))
 
     def __reduce__(self) -> tuple[type[ConfigError], tuple[str, object, str]]:
         """Let the error travel from an actor to the driver."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import re
 import types
 import typing
 from collections.abc import Iterable, Iterator, Mapping
@@ -17,7 +16,9 @@ from typing import Any
 
 from composer.binding import Origin, check_value, suggest
 from composer.errors import ComposerError, ConfigError
+from composer.redaction import named_secret
 from composer.schema import Config, TargetConfig
+from composer.secrecy import secret_error
 
 ALLOWED_PREFIXES = ("envs.", "launchers.")
 GIVEN: dict[str, frozenset[str]] = {
@@ -35,9 +36,6 @@ _PROMISES: dict[str, tuple[str, ...]] = {
 }
 """What `composer.contract` asks of a class, by the key that names it."""
 _KNOB_OF = {"expert_accuracy": "mix.sessions.expert_accuracy", "seed": "seed"}
-_SECRET = re.compile(
-    r"(?:^|_)(?:password|passwd|secret|api_?key|(?:access|auth|api)_token|credentials?)$", re.IGNORECASE
-)
 
 
 def instantiate(target: TargetConfig, plugins: Iterable[str] = (), /, *, key: str = "_target_", **given: Any) -> Any:
@@ -100,8 +98,8 @@ def check_target(
             hint = suggest(name, offered)
             meant = f"did you mean `{key}.args.{hint}`?" if hint else f"it takes {', '.join(offered) or 'none'}"
             raise ConfigError(full, value, f"`{target._target_}` has no such argument; {meant}{origin(full)}")
-        if isinstance(value, str) and value and _SECRET.search(name):
-            raise ConfigError(full, "(hidden)", f"secrets are not stored: give the name of a variable as `{name}_env`")
+        if why := named_secret(name, value):
+            raise secret_error(full, why)
         if name in hints and _is_plain(hints[name]):
             check_value(hints[name], value, full, origin)
     for name, parameter in known.items():

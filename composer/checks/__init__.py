@@ -8,22 +8,22 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from urllib.parse import unquote_plus, urlsplit
+from urllib.parse import urlsplit
 
 from composer.checks.common import generates, gpus_needed, rank_memory
 from composer.checks.mesh import check_cluster, check_generator, check_mesh
 from composer.checks.stages import check_env, check_phases, check_rl, check_stages
 from composer.checks.unread import check_unread
+from composer.config import to_dict
 from composer.errors import ConfigError
 from composer.models.base import check_model
 from composer.models.sizes import count_parameters, generator_memory, pipeline_layers
+from composer.redaction import hide_address, secret_in_address
 from composer.schema import Accelerator, Config, Dtype, Stage, SyncMethod
+from composer.secrecy import refuse_secrets, secret_error
 
 _LEAST_TOLERANCE = 0.05
 """Log-probabilities in bfloat16 have 8 bits: 0.03 apart at -8 for rounding alone."""
-
-_SECRET = re.compile(r"[?&;#][^=&;#]*(passw|pwd|token|secret|credential|(?<!ssl)(?<!ssl_)key)[^=&;#]*=", re.IGNORECASE)
-"""A parameter of an address that holds a secret; `sslkey` and `ssl_key` name files."""
 
 
 def check(config: Config, typed: Sequence[str] = ()) -> list[str]:
@@ -37,9 +37,10 @@ def check(config: Config, typed: Sequence[str] = ()) -> list[str]:
         Warnings: what runs, but may not be meant.
 
     Raises:
-        ConfigError: the model is not one of its family, or keys contradict each other.
+        ConfigError: it holds a secret, the model is not one of its family, or keys contradict each other.
         PlanError: the mesh is impossible or does not fit the GPUs.
     """
+    refuse_secrets(to_dict(config))
     check_model(config.model)
     check_stages(config)
     check_mesh(config)
@@ -58,16 +59,9 @@ def _check_tracking(config: Config) -> None:
     uri = config.tracking.uri
     if uri is None:
         return
-    shown = _redacted(uri)
-    # urlsplit must not come first: it takes a password with a slash for a port. SQLAlchemy ends one at "@" only.
-    userinfo = r"https?://[^/?#]*@" if uri.lower().startswith("http") else r"(?:[a-z0-9+]+://)?+[^:/@]*:[^@]*@"
-    if re.match(userinfo, uri, re.IGNORECASE) or _SECRET.search(_parameters(uri)):
-        raise ConfigError(
-            "tracking.uri",
-            shown,
-            "secrets are not stored: set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or "
-            "MLFLOW_TRACKING_TOKEN, in the environment (a database: what its driver reads, such as PGPASSWORD)",
-        )
+    shown = hide_address(uri)
+    if why := secret_in_address(uri):  # also of one without a scheme, which is no address yet
+        raise secret_error("tracking.uri", why)
     if not re.match(r"(?:https?|(?:sqlite|postgresql|mysql|mssql)(?:\+[a-z0-9]+)?)://.", uri):
         guess = f"http://{uri}" if re.match(r"[\w.-]+(:\d+)?$", uri) else "http://127.0.0.1:5000"
         raise ConfigError(
@@ -86,18 +80,6 @@ def _check_tracking(config: Config) -> None:
         raise ConfigError("tracking.uri", shown, "the port must be a number from 1 to 65535")
     if uri.startswith("http") and (not host or re.search(r"\s", uri)):
         raise ConfigError("tracking.uri", shown, "names no host: write `http://host:port`, without spaces")
-
-
-def _parameters(uri: str) -> str:
-    """What follows the path, decoded: ODBC hides a whole connection string in one parameter."""
-    found = re.search(r"[?#].*", uri, re.DOTALL)
-    return unquote_plus(found[0]) if found else ""
-
-
-def _redacted(uri: str) -> str:
-    """The address without anything that could be a secret."""
-    uri = re.sub(r"^([a-z0-9+]*://)?.*@", r"\1***@", uri, flags=re.DOTALL | re.IGNORECASE)
-    return re.sub(r"([?#]).*", r"\1***", uri, flags=re.DOTALL)
 
 
 def _warnings(config: Config) -> Iterator[str]:

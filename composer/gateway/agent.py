@@ -21,6 +21,7 @@ from composer.errors import GeneratorError, SandboxError, ToolError
 from composer.gateway.channel import RELAY, Channel
 from composer.gateway.exchange import OfferedTool
 from composer.gateway.record import EpisodeRecord
+from composer.gateway.relay import CUT_OFF
 from composer.gateway.server import MODEL, Gateway
 from composer.rollout.chat import Chat
 from composer.rollout.harness import Generate, HarnessLimits, ToolClock
@@ -130,6 +131,10 @@ class ExternalHarness:
             result = await running
             with contextlib.suppress(TimeoutError):  # its last frame may still be on its way
                 await asyncio.wait_for(asyncio.shield(carrying), _GRACE_S)
+            if result.exit_code == CUT_OFF and channel.exit_code is None and not channel.has_hung_up:
+                raise SandboxError(
+                    "the channel to the agent's sandbox broke: the sandbox's backend did not hold it open"
+                )
             return result, channel.exit_code if channel.exit_code is not None else result.exit_code
         finally:
             await _end(running, ended, carrying)

@@ -33,6 +33,8 @@ class Channel:
         self._writer: asyncio.StreamWriter | None = None
         self.exit_code: int | None = None
         """The agent's, when the relay has told it."""
+        self.has_hung_up = False
+        """Whether it was ended from here, on words that no relay says."""
 
     async def carry(self, sock: socket.socket) -> None:
         """Serve the relay at the other end of `sock`, which is closed afterwards."""
@@ -40,7 +42,8 @@ class Channel:
         try:
             while True:
                 kind, number, length = HEADER.unpack(await reader.readexactly(HEADER.size))
-                if length > _MAX_FRAME:
+                if length > _MAX_FRAME or kind not in (b"O", b"D", b"C", b"X"):
+                    self.has_hung_up = True
                     return
                 payload = await reader.readexactly(length)
                 if kind == b"O":
@@ -49,11 +52,9 @@ class Channel:
                     await self._pass_on(number, payload)
                 elif kind == b"C":
                     self._close(number)
-                elif kind == b"X":
+                else:
                     with contextlib.suppress(ValueError):
                         self.exit_code = int(payload)
-                    return
-                else:
                     return
         except (OSError, EOFError, asyncio.IncompleteReadError):  # the sandbox's end of it
             return

@@ -24,6 +24,8 @@ CHUNK = 2**15
 MAX_CONNECTIONS = 64
 """Of an agent at a time; more wait until one ends."""
 NOT_STARTED = 127
+CUT_OFF = 120
+"""Its own exit code when nobody is at the other end of the channel any more."""
 
 
 def send(kind, number, payload=b""):
@@ -34,12 +36,12 @@ def send(kind, number, payload=b""):
 
 
 def read_exactly(size):
-    """Read from the channel; None at its end."""
+    """Read from the channel; raises EOFError at its end."""
     data = b""
     while len(data) < size:
         piece = os.read(0, size - len(data))
         if not piece:
-            return None
+            raise EOFError
         data += piece
     return data
 
@@ -73,7 +75,7 @@ def start(command, environment):
 
 
 def main():
-    """Carry until the agent has ended, or nobody is at the other end."""
+    """Carry until the agent has ended, or nobody is at the other end: then the agent is ended."""
     port, settings = int(sys.argv[1]), json.loads(sys.argv[2])
     listener = socket.socket()
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -87,6 +89,15 @@ def main():
     if agent is None:
         send(b"X", 0, str(NOT_STARTED).encode())
         return
+    try:
+        send(b"X", 0, str(carry(agent, listener, woken)).encode())
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        agent.kill()
+        sys.exit(CUT_OFF)
+
+
+def carry(agent, listener, woken):
+    """Carry until the agent has ended; gives its exit code."""
     selector = selectors.DefaultSelector()
     for readable in (0, listener, woken):
         selector.register(readable, selectors.EVENT_READ, None)
@@ -102,19 +113,14 @@ def main():
             if key.fileobj == woken:
                 os.read(woken, 4096)
                 if agent.poll() is not None:
-                    send(b"X", 0, str(agent.returncode).encode())
-                    return
+                    return agent.returncode
             elif key.fileobj is listener:
                 latest += 1
                 connections[latest] = connection = listener.accept()[0]
                 selector.register(connection, selectors.EVENT_READ, latest)
                 send(b"O", latest)
             elif key.fileobj == 0:
-                header = read_exactly(HEADER.size)
-                if header is None:
-                    agent.kill()
-                    return
-                kind, number, length = HEADER.unpack(header)
+                kind, number, length = HEADER.unpack(read_exactly(HEADER.size))
                 payload = read_exactly(length)
                 if number not in connections:
                     continue

@@ -10,7 +10,9 @@ from composer.choices import MonitorEffect
 from composer.errors import ConfigError
 from composer.monitor.evidence import Finding, Kind, cut
 from composer.monitor.rules import RULES
+from composer.redaction import hide_address, secret_in_address
 from composer.schema import MonitorConfig
+from composer.secrecy import secret_error
 from composer.types import Trajectory
 
 KEY = "monitor"
@@ -56,10 +58,11 @@ def check_monitor(monitor: MonitorConfig) -> None:
     if judge.url is not None:
         if not judge.url.startswith(("http://", "https://")) or any(c.isspace() for c in judge.url):
             raise ConfigError("env.monitor.judge.url", judge.url, "write `http://host:port/v1`, or null for no judge")
-        if "@" in judge.url.partition("//")[2].partition("/")[0] or "?" in judge.url:
-            raise ConfigError(
-                "env.monitor.judge.url", "(hidden)", "secrets are not stored: name a variable in `api_key_env`"
-            )
+        if why := secret_in_address(judge.url):
+            raise secret_error("env.monitor.judge.url", why)
+        if "?" in judge.url:
+            remedy = "leave the `?` and what follows out: requests go to /chat/completions below it"
+            raise ConfigError("env.monitor.judge.url", hide_address(judge.url), remedy)
         if not judge.model:
             raise ConfigError("env.monitor.judge.model", judge.model, "name the model that the judge's address serves")
     for kind, place in monitor.honeypots.places.items():

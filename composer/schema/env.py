@@ -67,13 +67,14 @@ class AgentConfig:
 
     In `command` and `environment`, {request} is the task's request, {base_url} where the model answers (OpenAI's
     clients want {base_url}/v1), {api_key} the episode's key, and {model} a name for the model. Of the env's other keys,
-    `tools`, `system_prompt`, `max_observation_bytes` and `invalid_calls_allowed` are the product's own harness's.
+    `invalid_calls_allowed` is the product's own harness's; `tools`, `system_prompt` and `max_observation_bytes` are
+    that harness's and the scripted expert's, of whose sessions a mix may have a phase.
     """
 
     command: list[str] = field(default_factory=list)
     """The program and its arguments, as the sandbox knows them; empty: the product's own harness."""
     environment: dict[str, str] = field(default_factory=dict)
-    """Variables on top of the sandbox's own."""
+    """Variables on top of the sandbox's own; the policy can read them, so a secret is refused."""
     files: dict[str, AgentFileConfig] = field(default_factory=dict)
     """What is written before it starts, by a name of your choice."""
 

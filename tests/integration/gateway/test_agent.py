@@ -15,6 +15,7 @@ import pytest
 from composer.contract import Grade, SandboxLimits
 from composer.errors import MachineError, SandboxStartError
 from composer.gateway.agent import AgentProgram, ExternalHarness
+from composer.gateway.channel import Channel
 from composer.rollout.chat import Chat
 from composer.rollout.episode import Env, EnvSettings, Rubric
 from composer.rollout.preflight import check_agent
@@ -338,3 +339,24 @@ except OSError as error:
     t = play(runner, backend, chat, policy, script)
     assert t.outcome is Outcome.INFRASTRUCTURE_ERROR and t.reward is None
     assert "connection to the gateway broke (OSError: [Errno 24] Too many open files)" in t.error
+
+
+def test_an_agent_that_loses_the_channel_of_its_sandbox_has_no_reward(runner, backend, chat, monkeypatch) -> None:
+    """As when the engine of its container drops the connection: the relay ends it, and it has not stopped by itself."""
+    passed_on, number = Channel._pass_on, 0
+
+    async def breaks(self: Channel, *args) -> None:
+        nonlocal number
+        number += 1
+        await passed_on(self, *args)
+        if number > 1 and self._writer is not None:
+            self._writer.transport.abort()
+
+    monkeypatch.setattr(Channel, "_pass_on", breaks)
+    script = """
+open("done", "w").write("yes")
+for _ in range(5):
+    ask([user])
+"""
+    t = play(runner, backend, chat, Policy(chat, say=lambda _: "again"), script)
+    assert t.outcome is Outcome.INFRASTRUCTURE_ERROR and "the channel to the agent's sandbox broke" in t.error

@@ -14,7 +14,7 @@ import pytest
 
 from composer.gateway.agent import fill_in
 from composer.gateway.channel import RELAY, Channel
-from composer.gateway.relay import HEADER, MAX_CONNECTIONS
+from composer.gateway.relay import CUT_OFF, HEADER, MAX_CONNECTIONS
 
 ECHO = """
 import socket, sys, threading
@@ -121,7 +121,7 @@ def test_the_agent_ends_with_the_channel() -> None:
         [child] = children
         ours.close()
         async with asyncio.timeout(10):
-            await process.wait()
+            assert await process.wait() == CUT_OFF
             while child.is_running() and child.status() != psutil.STATUS_ZOMBIE:
                 await asyncio.sleep(0.01)
 
@@ -155,6 +155,7 @@ def test_whatever_the_other_end_says_ends_the_carrying_and_nothing_else(words: b
             async with asyncio.timeout(10):
                 await channel.carry(ours)
             assert channel.exit_code is None
+            assert channel.has_hung_up == words.startswith((b"junk", frame(b"D", 1, length=2**32 - 1), b"Z"))
             theirs.close()
 
     asyncio.run(main())

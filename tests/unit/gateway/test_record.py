@@ -312,13 +312,13 @@ def test_a_policy_that_gives_up_by_itself_is_an_outage_and_no_client_that_hung_u
 
 def test_an_answer_that_comes_after_the_episodes_end_is_not_noted(chat: Chat):
     record, policy = opened(chat, ["late"])
-    policy.gate = asyncio.Event()
+    policy.gate = gate = asyncio.Event()
 
     async def late() -> None:
         asking = asyncio.create_task(record.answer(Ask((USER,))))
         await asyncio.sleep(0.01)
         record.close()
-        policy.gate.set()
+        gate.set()
         with pytest.raises(ApiError):
             await asking
 
