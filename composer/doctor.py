@@ -10,7 +10,7 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -52,13 +52,20 @@ _OPTIONAL = (
 )
 
 
-def doctor(config: Config) -> int:
+def doctor(config: Config, typed: Sequence[str] = ()) -> int:
     """Print what was found.
+
+    Args:
+        config: the resolved config.
+        typed: flags and overrides as the user typed them.
 
     Returns:
         0 if this config can run here, else 3.
+
+    Raises:
+        ConfigError: it can run nowhere, as of `composer.plan.make_plan`.
     """
-    plan = make_plan(config)
+    plan = make_plan(config, typed)
     console = Console(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else WIDTH_IN_LOGS)
     findings = [*examine(config, plan), _limits(config)]
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)

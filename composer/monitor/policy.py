@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from composer.choices import MonitorEffect
+from composer.endpoints import check_endpoint
 from composer.errors import ConfigError
 from composer.monitor.evidence import Finding, Kind, cut
 from composer.monitor.rules import RULES
@@ -54,12 +55,7 @@ def check_monitor(monitor: MonitorConfig) -> None:
                 raise ConfigError(f"env.monitor.{key}", name, f"no such rule or kind; there are {', '.join(names)}")
     judge = monitor.judge
     if judge.url is not None:
-        if not judge.url.startswith(("http://", "https://")) or any(c.isspace() for c in judge.url):
-            raise ConfigError("env.monitor.judge.url", judge.url, "write `http://host:port/v1`, or null for no judge")
-        if "@" in judge.url.partition("//")[2].partition("/")[0] or "?" in judge.url:
-            raise ConfigError(
-                "env.monitor.judge.url", "(hidden)", "secrets are not stored: name a variable in `api_key_env`"
-            )
+        check_endpoint("env.monitor.judge.url", judge.url)
         if not judge.model:
             raise ConfigError("env.monitor.judge.model", judge.model, "name the model that the judge's address serves")
     for kind, place in monitor.honeypots.places.items():
