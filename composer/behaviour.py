@@ -143,7 +143,9 @@ def read_run(layout: Layout) -> list[Behaviour]:
             if found:
                 return found[-MAX_SESSIONS:]
     raise ConfigError(
-        "env-run", str(layout.run_dir), "no episode is recorded in it: give the directory of a run with RL"
+        "env-run",
+        str(layout.run_dir),
+        "no episode with a tool call is recorded in it: give the directory of a run with RL whose model calls tools",
     )
 
 

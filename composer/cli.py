@@ -24,13 +24,13 @@ from omegaconf.errors import OmegaConfBaseException
 from composer import __version__
 from composer.compose import HydraSession, normalise
 from composer.errors import ComposerError, ConfigError, MachineError, ResumeError
+from composer.explain import COMMANDS
 from composer.interrupts import as_process
-from composer.jobs import INTERRUPTED, run_resumed, run_single
+from composer.jobs import INTERRUPTED, run_resumed, run_single, typed
 from composer.multirun import run_sweep
 from composer.schema import Config
 from composer.streams import answering, give_up_failed, open_closed, say, say_error
 
-COMMANDS = ("plan", "doctor", "audit", "tasks", "autoinstall", "behaviour", "look", "run")
 _TAKES_VALUE = ("--config-name", "-cn", "--config-dir", "-cd", "--config-path", "-cp", "--package", "-p", "--cfg", "-c")
 _INFO_CHOICES = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
 
@@ -107,9 +107,9 @@ def _dispatch(argv: list[str]) -> int:
             if args.multirun:
                 remedy = f"`composer {command}` looks at one config at a time: leave out -m"
                 raise ConfigError("--multirun", True, remedy)
-            config = session.compose(overrides).config
+            composed = session.compose(overrides)
             with answering():
-                return look(config)
+                return look(composed.config, typed(composed.hydra, overrides))
         if folder is not None:
             return run_resumed(session, command, folder, overrides, multirun=args.multirun)
         if args.multirun or _asks_for_multirun(session, overrides):
@@ -132,31 +132,31 @@ def _behaviour(words: list[str]) -> int:
         return behaviour(words)
 
 
-def _doctor(config: Config) -> int:
+def _doctor(config: Config, typed: Sequence[str]) -> int:
     from composer.doctor import doctor
 
-    return doctor(config)
+    return doctor(config, typed)
 
 
-def _audit(config: Config) -> int:
+def _audit(config: Config, typed: Sequence[str]) -> int:
     from composer.audit import audit
 
     return audit(config)
 
 
-def _tasks(config: Config) -> int:
+def _tasks(config: Config, typed: Sequence[str]) -> int:
     from composer.tasks import check_tasks
 
     return check_tasks(config)
 
 
-def _autoinstall(config: Config) -> int:
+def _autoinstall(config: Config, typed: Sequence[str]) -> int:
     from composer.autoinstall.command import autoinstall_all
 
     return autoinstall_all(config)
 
 
-def _look(config: Config) -> int:
+def _look(config: Config, typed: Sequence[str]) -> int:
     from composer.look import look
 
     return look(config)

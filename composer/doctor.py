@@ -10,7 +10,7 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -21,7 +21,7 @@ from rich.table import Table
 from composer.checks.common import generates
 from composer.contract import Finding, SandboxBackend
 from composer.errors import ComposerError
-from composer.instantiate import instantiate
+from composer.instantiate import GIVEN, check_target, instantiate
 from composer.plan import RunPlan, make_plan
 from composer.plan_table import WIDTH_IN_LOGS
 from composer.rehearsal import rehearse
@@ -52,13 +52,20 @@ _OPTIONAL = (
 )
 
 
-def doctor(config: Config) -> int:
+def doctor(config: Config, typed: Sequence[str] = ()) -> int:
     """Print what was found.
+
+    Args:
+        config: the resolved config.
+        typed: flags and overrides as the user typed them.
 
     Returns:
         0 if this config can run here, else 3.
+
+    Raises:
+        ConfigError: it can run nowhere, as of `composer.plan.make_plan`.
     """
-    plan = make_plan(config)
+    plan = make_plan(config, typed)
     console = Console(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else WIDTH_IN_LOGS)
     findings = [*examine(config, plan), _limits(config)]
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
@@ -251,18 +258,25 @@ def _agent(config: Config) -> Iterator[Finding]:
     try:
         asyncio.run(look())
     except ComposerError as error:
-        yield Finding("agent", False, str(error))
+        remedy = "install it where env.sandbox.args.folders says; the head of an env's file in conf/env says how"
+        yield Finding("agent", False, str(error), remedy)
     else:
         yield Finding("agent", True, f"{env.agent.command[0]} is there in a sandbox")
 
 
 def _limits(config: Config) -> Finding:
     """What `composer.rehearsal` says; a run asks by itself, since this is no matter of the machine."""
+    trouble: list[str] = []
     try:
-        warnings = rehearse(config)
+        warnings = rehearse(config, trouble.append)
     except ComposerError as error:
         return Finding("limits", False, str(error))
-    return Finding("limits", True, "; ".join(warnings) or "the scripted expert gets through")
+    if trouble:
+        return Finding("limits", False, f"could not be tried: {trouble[0]}", "mend that first: no limit is in its way")
+    taskset = check_target(config.env.taskset, config.plugins, key="env.taskset", given=GIVEN["env.taskset"])
+    tried = getattr(taskset, "has_expert", True)
+    usual = "the scripted expert gets through" if tried else "not tried: nobody plays these tasks"
+    return Finding("limits", True, "; ".join(warnings) or usual)
 
 
 def _tracking(config: Config) -> Finding:

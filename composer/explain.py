@@ -25,7 +25,8 @@ from composer.schema import Config
 if TYPE_CHECKING:
     from composer.compose import HydraSession
 
-_COMMANDS = ("plan", "doctor", "run")
+COMMANDS = ("plan", "doctor", "audit", "tasks", "autoinstall", "behaviour", "look", "run")
+"""The words that may stand before overrides."""
 _KEY = re.compile(r"[+~]{0,2}[\w-]+([./$][\w-]+)*(@[\w.:-]*)?")
 _REQUIRED = frozenset(f.name for f in dataclasses.fields(Config) if f.default == MISSING)
 """Groups without which there is no config."""
@@ -260,14 +261,14 @@ def _no_such_file(error: MissingConfigException, session: HydraSession, text: st
 
 def _bad_override(typed: str, reason: str) -> ConfigError:
     key, equals, value = typed.partition("=")
-    if typed in ("composer", *_COMMANDS):  # the command word itself is taken out before
+    if typed in ("composer", *COMMANDS):  # the command word itself is taken out before
         return ConfigError(typed, ..., "is one word too many: leave it out")
     if not typed.strip("+~ "):
         return ConfigError("override", typed, "names no key: write `<key>=<value>`")
     if not equals:
-        hint = suggest(typed, _COMMANDS)
+        hint = suggest(typed, COMMANDS)
         meant = f"did you mean `composer {hint}`?" if hint else f"write `{typed}=<value>`"
-        return ConfigError(typed, ..., f"is neither a command (plan, doctor) nor an override; {meant}")
+        return ConfigError(typed, ..., f"is neither a command ({', '.join(COMMANDS)}) nor an override; {meant}")
     if not _KEY.fullmatch(key):
         remedy = "is no key: write names joined by dots, without spaces around, such as `algorithm.group_size=8`"
         return ConfigError(key, value, remedy)

@@ -70,13 +70,15 @@ def plan_tools(config: Config, made: Mapping[str, Any]) -> tuple[ToolPlan, ...]:
 
 def _tool(key: str, tool: Any, production: ProductionConfig) -> ToolPlan:
     schema = tool.parameters if isinstance(tool.parameters, Mapping) else {}
-    properties = dict(schema.get("properties") or {})
+    properties: dict[str, Any] = dict(schema.get("properties") or {})
     required = set(schema.get("required") or ())
     at = f"env.tools.{key}.production"
     for name in production.arguments:
-        hint = suggest(name, properties)
+        hint = suggest(name, list(properties))
         offered = f"did you mean {hint!r}?" if hint else f"it takes {', '.join(properties) or 'none'}"
-        require(name in properties, f"{at}.arguments.{name}", production.arguments[name], f"no such argument; {offered}")
+        require(
+            name in properties, f"{at}.arguments.{name}", production.arguments[name], f"no such argument; {offered}"
+        )
     there = {name: production.arguments.get(name, name) for name in properties}
     if len(set(there.values())) < len(there):
         remedy = "two arguments have one name in production: change one"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -29,8 +29,12 @@ _TIME = "episode_timeout_s"
 _ROOMY: dict[str, float] = {**asdict(SandboxLimits()), _TIME: EnvConfig.episode_timeout_s}
 
 
-def rehearse(config: Config) -> list[str]:
+def rehearse(config: Config, told: Callable[[str], None] = lambda trouble: None) -> list[str]:
     """Play the expert's first task, if a stage of the run has tasks.
+
+    Args:
+        config: the resolved config.
+        told: of what kept the expert from its end under roomy limits too, so that nothing is known of the limits.
 
     Returns:
         Warnings: what a policy that does as the expert does cannot do, and an estimate of tokens that may not fit.
@@ -42,7 +46,7 @@ def rehearse(config: Config) -> list[str]:
     tuned = [n for n, p in config.mix.phases.items() if p.kind is PhaseKind.sft] * (Stage.pretrain in config.stages)
     if not tuned and (not generates(config) or config.env.agent.command):  # an agent has tools of its own
         return []
-    return asyncio.run(_rehearse(config, tuned))
+    return asyncio.run(_rehearse(config, tuned, told))
 
 
 def check_lengths(config: Config, lengths: Sequence[int], turns: Sequence[int]) -> None:
@@ -68,7 +72,7 @@ def check_lengths(config: Config, lengths: Sequence[int], turns: Sequence[int]) 
             raise CorpusError(f"{key}={limit}: {what} {found} tokens; start a new run with at least {found}")
 
 
-async def _rehearse(config: Config, tuned: Collection[str]) -> list[str]:
+async def _rehearse(config: Config, tuned: Collection[str], told: Callable[[str], None]) -> list[str]:
     env = config.env
 
     def make(target: Any, key: str, **given: Any) -> Any:
@@ -88,7 +92,7 @@ async def _rehearse(config: Config, tuned: Collection[str]) -> list[str]:
         return _without(missing, calls, tools, taskset.name, bool(tuned))
     stage = _Stage(task, calls, tools, backend, env.max_observation_bytes)
     try:
-        observations = await stage.find_limit(_settings(env))
+        observations = await stage.find_limit(_settings(env), told)
     finally:
         await backend.close()
     written = [json.dumps({"name": c.name, "arguments": dict(c.arguments)}, ensure_ascii=False) for c in calls]
@@ -162,7 +166,7 @@ class _Stage:
         self.max_observation_bytes = max_observation_bytes
         self.observations = [""] * len(calls)
 
-    async def find_limit(self, settings: dict[str, float]) -> list[str]:
+    async def find_limit(self, settings: dict[str, float], told: Callable[[str], None]) -> list[str]:
         """What the tools answered under `settings`.
 
         Raises:
@@ -170,7 +174,10 @@ class _Stage:
         """
         trouble = await self._play(settings) and await self._play(settings)  # the first sandbox takes longer to start
         small = [name for name, value in settings.items() if value < _ROOMY[name]]
-        if not trouble or await self._play({n: max(v, _ROOMY[n]) for n, v in settings.items()}):
+        if not trouble:
+            return self.observations
+        if anyway := await self._play({n: max(v, _ROOMY[n]) for n, v in settings.items()}):
+            told(anyway)
             return self.observations
         for name in small:
             if not await self._play({**settings, name: _ROOMY[name]}):

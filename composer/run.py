@@ -246,7 +246,7 @@ def check_machine(findings: Iterable[Finding]) -> None:
     if missing:
         error = MachineError(f"this machine lacks what the run needs: {', '.join(f.name for f in missing)}")
         for f in missing:
-            error.add_note(f"{f.name}: {f.detail} -> {f.remedy}")
+            error.add_note(f"{f.name}: {f.detail}" + (f" -> {f.remedy}" if f.remedy else ""))
         raise error
 
 

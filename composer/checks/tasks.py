@@ -1,4 +1,4 @@
-"""Whether there are tasks enough, and somebody to play those that the mix learns from. Asks a taskset, runs nothing."""
+"""Whether there are tasks enough, and somebody who plays those that the mix learns from; runs nothing."""
 
 from __future__ import annotations
 
@@ -79,4 +79,3 @@ def _say_why(config: Config, taskset: Any, split: Split) -> None:
         raise PlanError("env.taskset", config.env.taskset._target_, str(error)) from error
     except IndexError:
         raise PlanError("env.taskset", config.env.taskset._target_, f"it has no {split} tasks: add some") from None
-

@@ -7,12 +7,11 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from composer.choices import MonitorEffect
+from composer.endpoints import check_endpoint
 from composer.errors import ConfigError
 from composer.monitor.evidence import Finding, Kind, cut
 from composer.monitor.rules import RULES
-from composer.redaction import hide_address, secret_in_address
 from composer.schema import MonitorConfig
-from composer.secrecy import secret_error
 from composer.types import Trajectory
 
 KEY = "monitor"
@@ -56,13 +55,7 @@ def check_monitor(monitor: MonitorConfig) -> None:
                 raise ConfigError(f"env.monitor.{key}", name, f"no such rule or kind; there are {', '.join(names)}")
     judge = monitor.judge
     if judge.url is not None:
-        if not judge.url.startswith(("http://", "https://")) or any(c.isspace() for c in judge.url):
-            raise ConfigError("env.monitor.judge.url", judge.url, "write `http://host:port/v1`, or null for no judge")
-        if why := secret_in_address(judge.url):
-            raise secret_error("env.monitor.judge.url", why)
-        if "?" in judge.url:
-            remedy = "leave the `?` and what follows out: requests go to /chat/completions below it"
-            raise ConfigError("env.monitor.judge.url", hide_address(judge.url), remedy)
+        check_endpoint("env.monitor.judge.url", judge.url)
         if not judge.model:
             raise ConfigError("env.monitor.judge.model", judge.model, "name the model that the judge's address serves")
     for kind, place in monitor.honeypots.places.items():

@@ -126,6 +126,15 @@ def test_the_doctor_says_it_too(capsys: pytest.CaptureFixture[str]) -> None:
     assert said.endswith("cannot run here yet: limits")
 
 
+def test_the_doctor_does_not_praise_limits_that_it_could_not_try(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    assert doctor(compose(hungry(tmp_path, "false"))) == EXIT_MISSING
+    said = " ".join(capsys.readouterr().out.split())
+    assert "missing limits could not be tried: on task hungry/train/0, " in said and "gets through" not in said
+
+
 def test_what_may_be_too_few_is_a_warning() -> None:
     turns, session = rehearse(compose(["env.max_turns=2", "mix.phases.sft.seq_len=96"]))
     assert turns == "env.max_turns=2: the expert takes 3 turns for task micro/train/0"

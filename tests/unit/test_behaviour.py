@@ -142,7 +142,7 @@ def test_the_command(run_dir, tmp_path, capsys):
         (["env-run={run}"], "sessions: is missing"),
         (["env-run={run}", "sesions=x"], "behaviour='sesions=x': write `composer behaviour env-run="),
         (["env-run={run}", "sessions=/nowhere.jsonl"], "sessions='/nowhere.jsonl': cannot be read"),
-        (["env-run={tmp}", "sessions={good}"], "no episode is recorded in it"),
+        (["env-run={tmp}", "sessions={good}"], "no episode with a tool call is recorded in it"),
         (["env-run={run}", "sessions={bad}"], "line 1 is no JSON"),
         (["env-run={run}", "sessions={few}"], "1 sessions with tool calls are too few to compare"),
     ],

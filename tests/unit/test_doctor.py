@@ -30,12 +30,20 @@ def test_what_is_not_there_is_named_with_what_to_type(capsys: pytest.CaptureFixt
 
 def test_an_agent_program_that_is_not_in_the_sandbox(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def looked(command: str) -> str:
-        short = ["env.max_turn_tokens=96", "env.episode_timeout_s=60"]
         folders = f"env.sandbox.args.folders=['{tmp_path}:/opt/agent']"
-        doctor(compose(["env=mini_swe_agent", f"env.agent.command=[{command}]", folders, *short]))
+        doctor(compose(["experiment=agent", "env=mini_swe_agent", f"env.agent.command=[{command}]", folders]))
         return " ".join(capsys.readouterr().out.split())
 
     assert "missing agent env.agent.command=['/opt/agent/mini']: there is no program '/opt/agent/mini'" in looked(
         "/opt/agent/mini"
     )
-    assert "ok agent python3 is there in a sandbox" in looked("python3")
+    found = looked("python3")
+    assert "ok agent python3 is there in a sandbox" in found
+    assert "ok limits not tried: nobody plays these tasks" in found
+
+
+def test_an_agent_that_is_not_installed_is_named_with_where_it_is_said_how(capsys: pytest.CaptureFixture[str]) -> None:
+    config = compose(["experiment=agent", "env=mini_swe_agent", "env.sandbox.args.folders=[/nowhere/agent]"])
+    [agent] = [f for f in examine(config, make_plan(config)) if f.name == "agent"]
+    assert not agent.ok and "'/nowhere/agent': no such folder on this machine" in agent.detail
+    assert "the head of an env's file in conf/env says how" in agent.remedy

@@ -63,7 +63,7 @@ ELSEWHERE = {
     "composer behaviour env-run=<run dir> sessions=<file.jsonl>": "tests/unit/test_behaviour.py: it reads no config",
     "python -m envs.attacks": "tests/integration/envs/test_attacks.py: no command of composer's",
     "composer experiment=agent env=installed env.taskset.args.path=environments/installed":
-        "tests/integration/autoinstall/test_loading.py: a plan reads the environments that autoinstall made",
+        "tests/integration/autoinstall/test_command.py: a plan reads the environments that autoinstall made",
 }  # fmt: skip
 """Commands that cannot be planned here, and where they are tried."""
 

@@ -50,7 +50,7 @@ def arguments(endpoint: ScriptedEndpoint, output: Path, *repositories: Path, **m
         "limits.disk_bytes": 2**29,
         **more,
     }
-    return ["autoinstall", "env=coding", *(f"autoinstall.{key}={value}" for key, value in settings.items())]
+    return ["autoinstall", *(f"autoinstall.{key}={value}" for key, value in settings.items())]
 
 
 def start(words: list[str], folder: Path, **variables: str) -> subprocess.Popen[str]:
@@ -103,6 +103,9 @@ def test_from_bare_repositories_to_tasks_that_are_fit(tmp_path):
         f"settings.py::{n}" for n in ("currency", "fee")
     }
     assert all(task["verdict"] == "ok" for task in report["tasks"])
+    planned = ["plan", "experiment=agent", *overrides[:2], "env.taskset.args.evaluation_share=0.5"]
+    code, out, err = run(planned, tmp_path)
+    assert code == 0 and "tiny_moe-text-installed" in out, err
 
 
 @pytest.mark.slow
@@ -195,10 +198,12 @@ def test_wrong_input_is_one_plain_sentence(tmp_path):
     endpoint = AllAlike({})
     for words, said in (
         (["autoinstall"], "composer: autoinstall.repositories=[]: name a folder, a *.bundle or a git URL"),
-        (arguments(endpoint, tmp_path, tmp_path)[:1] + ["autoinstall.repositories=[x]"],
+        (["autoinstall", "env=micro", "autoinstall.repositories=[x]"],
          "composer: autoinstall.proposer.tools='list_dir': is none of env.tools (read_file, edit_line, finish)"),
         (["autoinstall", "-m"], "looks at one config at a time"),
-        (["autoinstall", "env=coding", "autoinstall.tries=0"], "autoinstall.tries=0"),
+        (["autoinstall", "autoinstall.tries=0"], "autoinstall.tries=0"),
+        (["autoinstall", "autoinstall.repositories=[x]", "autoinstall.installer.url=localhost:8000"],
+         "composer: autoinstall.installer.url='localhost:8000': is no address: write `http://host:port/v1`"),
         (["autoinstall", "env=coding", "autoinstall.proposer.modle=x"], "autoinstall.proposer.model"),
     ):  # fmt: skip
         code, _, err = run(words, tmp_path)
