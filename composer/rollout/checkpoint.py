@@ -104,9 +104,7 @@ class EpisodeFiles:
         for path in sorted(self.folder.glob("turn-*.json"), key=_number, reverse=True):
             try:
                 sandbox = await self._go_on(path, task, conversation, tools, watch)
-            except (
-                Exception
-            ) as error:  # of a file from elsewhere, a tool or a backend: none of them is worth the episode
+            except Exception as error:  # of a file, a tool or a backend: none of them is worth the episode
                 why = str(error) if isinstance(error, OSError | SandboxError | ResumeError) else repr(error)
                 logger.warning("Episode %s cannot go on after %d turns: %s", self._name, _number(path), why)
             else:
@@ -135,7 +133,7 @@ class EpisodeFiles:
         checkpoint = Checkpoint(**json.loads(path.read_text(encoding="utf-8")), state=path.with_suffix(".state"))
         turns = map(Turn.from_dict, checkpoint.conversation["turns"])
         self._check_age(min((v for turn in turns for v in turn.generation.policy_versions), default=None))
-        noted = json.loads((self.folder / "watch.json").read_text(encoding="utf-8")) if watch is not None else None
+        noted = json.loads((self.folder / "watch.json").read_text(encoding="utf-8")) if watch is not None else {}
         sandbox = await task.start_from(checkpoint.state)
         try:
             for name, items in checkpoint.kept_by_tools.items():
