@@ -14,7 +14,7 @@ from tests.conftest import traces
 from tests.integration.test_quickstart import Driver, events, left_since, processes_of, trained
 
 NUM_STEPS = 3
-MAX_TURNS = 14
+MAX_TURNS = 30
 OVERRIDES = [
     "stages=[pretrain,evaluate_before,rl,evaluate_after]",
     "~mix.phases.sft",
@@ -32,7 +32,7 @@ OVERRIDES = [
     "env.checkpoint_turns=1",
     "env.kept_states=1",
     f"env.max_turns={MAX_TURNS}",
-    "env.max_turn_tokens=24",
+    "env.max_turn_tokens=16",
     f"env.invalid_calls_allowed={MAX_TURNS}",
 ]
 
@@ -71,7 +71,7 @@ class Left:
 
     @property
     def in_the_middle(self) -> bool:
-        """Whether an episode has begun and will not end very soon."""
+        """Whether an episode has begun and will not have ended before it is killed."""
         return any(2 <= len(turns) <= MAX_TURNS // 2 for turns in self.begun.values())
 
     def went_on(self, groups: list[dict], at_version: int) -> set[str]:
