@@ -14,7 +14,7 @@ from tests.conftest import traces
 from tests.integration.test_quickstart import Driver, events, left_since, processes_of, trained
 
 NUM_STEPS = 3
-MAX_TURNS = 30
+MAX_TURNS = 14
 OVERRIDES = [
     "stages=[pretrain,evaluate_before,rl,evaluate_after]",
     "~mix.phases.sft",
@@ -32,7 +32,6 @@ OVERRIDES = [
     "env.checkpoint_turns=1",
     "env.kept_states=1",
     f"env.max_turns={MAX_TURNS}",
-    "env.max_turn_tokens=16",
     f"env.invalid_calls_allowed={MAX_TURNS}",
 ]
 
