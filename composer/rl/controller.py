@@ -238,7 +238,7 @@ class Controller:
                     self.warn(f"{len(lost)} episodes of group {group_id} have no reward: {lost[0]}")
         except TimeoutError:
             self._drop(group_id, f"not finished after {algorithm.group_timeout_s:g} s", failed=True)
-        except ClusterError as e:
+        except (ClusterError, OSError) as e:  # Ray's end, or that of our own disk's room: no group's fault
             self._bug = e
         except LauncherError as e:  # no other group would fare better
             self._crash(group_id, e)

@@ -21,7 +21,7 @@ import os
 import shlex
 import shutil
 import zlib
-from collections.abc import Container, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -104,9 +104,7 @@ class EpisodeFiles:
         for path in sorted(self.folder.glob("turn-*.json"), key=_number, reverse=True):
             try:
                 sandbox = await self._go_on(path, task, conversation, tools, watch)
-            except (
-                Exception
-            ) as error:  # of a file from elsewhere, a tool or a backend: none of them is worth the episode
+            except Exception as error:  # of a file, a tool or a backend: none of them is worth the episode
                 why = str(error) if isinstance(error, OSError | SandboxError | ResumeError) else repr(error)
                 logger.warning("Episode %s cannot go on after %d turns: %s", self._name, _number(path), why)
             else:
@@ -115,8 +113,8 @@ class EpisodeFiles:
                 return sandbox
         sandbox = await task.start()
         # They are of another life of this episode; until here, the next start could still have used them.
-        for path in (*self.folder.glob("turn-*"), self.folder / "watch.json"):
-            path.unlink(missing_ok=True)
+        if not self._remove_checkpoints():
+            self.every_turns = 0
         return sandbox
 
     async def _go_on(
@@ -135,7 +133,7 @@ class EpisodeFiles:
         checkpoint = Checkpoint(**json.loads(path.read_text(encoding="utf-8")), state=path.with_suffix(".state"))
         turns = map(Turn.from_dict, checkpoint.conversation["turns"])
         self._check_age(min((v for turn in turns for v in turn.generation.policy_versions), default=None))
-        noted = json.loads((self.folder / "watch.json").read_text(encoding="utf-8")) if watch is not None else None
+        noted = json.loads((self.folder / "watch.json").read_text(encoding="utf-8")) if watch is not None else {}
         sandbox = await task.start_from(checkpoint.state)
         try:
             for name, items in checkpoint.kept_by_tools.items():
@@ -229,9 +227,7 @@ class EpisodeFiles:
             # If it is the sandbox that failed, the agent's next command says so.
             logger.warning("No checkpoint of episode %s after %d turns: %s", self._name, number, error)
             return
-        for older in self.folder.glob("turn-*"):
-            if older.stem != f"turn-{number}":
-                older.unlink(missing_ok=True)
+        self._remove(path for path in self.folder.glob("turn-*") if path.stem != f"turn-{number}")
 
     def end(self, trajectory: Trajectory) -> None:
         """The episode has ended: keep its trajectory while its siblings go on, unless it has to be tried again."""
@@ -242,8 +238,7 @@ class EpisodeFiles:
         except (OSError, TypeError, ValueError) as error:
             logger.warning("Episode %s has ended, which cannot be written down: %s", self._name, error)
             return
-        for path in (*self.folder.glob("turn-*"), self.folder / "watch.json"):
-            path.unlink(missing_ok=True)
+        self._remove_checkpoints()
 
     def ended(self) -> Trajectory | None:
         """The trajectory, if the episode has ended already."""
@@ -257,6 +252,19 @@ class EpisodeFiles:
             logger.warning("Episode %s is played again; what it ended with cannot be used: %s", self._name, error)
             return None
         return trajectory
+
+    def _remove_checkpoints(self) -> bool:
+        return self._remove((*self.folder.glob("turn-*"), self.folder / "watch.json"))
+
+    def _remove(self, paths: Iterable[Path]) -> bool:
+        """Whether all of them are gone."""
+        try:
+            for path in paths:
+                path.unlink(missing_ok=True)
+        except OSError as error:
+            logger.warning("Files of episode %s cannot be removed: %s", self._name, error)
+            return False
+        return True
 
     def _write(self, name: str, fields: dict[str, Any]) -> None:
         """Write a file: whole or not at all.

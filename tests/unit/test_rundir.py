@@ -176,6 +176,16 @@ def test_plugins_are_found_where_the_run_was_started(
     resumed(run_dir, [])
 
 
+def test_how_sandboxes_wait_and_what_episodes_keep_may_change(run_dir: Path) -> None:
+    overrides = ["env.pool.warm=0", "env.pool.wait_s=5", "env.checkpoint_turns=3", "env.kept_states=0.5"]
+    config, changes = resumed(run_dir, overrides)
+    assert (config.env.pool.warm, config.env.checkpoint_turns, config.env.kept_states) == (0, 3, 0.5)
+    assert {line.partition(":")[0] for line in changes} == {o.partition("=")[0] for o in overrides}
+    for override in ("env.max_turns=3", "env.limits.memory_bytes=67108864", "env.monitor.enabled=true"):
+        with pytest.raises(ResumeError, match="cannot become"):
+            resumed(run_dir, [override])
+
+
 def test_safe_overrides_apply_and_others_do_not(run_dir: Path) -> None:
     config, changes = resumed(run_dir, ["tracking.timeout_s=3", "mix.phases.sft.checkpoint_every=7", "seed=0"])
     assert changes == ["mix.phases.sft.checkpoint_every: 100 -> 7", "tracking.timeout_s: 10.0 -> 3.0"]

@@ -297,6 +297,20 @@ def test_of_two_checkpoints_the_one_before_serves_where_the_newest_is_damaged(ch
     assert policy.asked == [2, 3, 4, 5]
 
 
+def test_an_old_checkpoint_that_cannot_be_removed_is_never_taken_for_a_new_one(
+    chat: Chat, tmp_path: Path, caplog
+) -> None:
+    keeping = Keeping(tmp_path, every_turns=2)
+    ends(chat, 3, keeping)
+    folder = tmp_path / "open/g7/0"
+    (folder / "turn-2.state").unlink()
+    (folder / "turn-2.state").mkdir()
+    policy = Policy(chat)
+    assert play(chat, policy, keeping)[0].reward == 1.0
+    assert policy.asked == [0, 1, 2, 3, 4, 5] and "cannot be removed" in caplog.text
+    assert not (folder / "turn-4.json").exists()
+
+
 def test_half_written_files_are_none(chat: Chat, tmp_path: Path) -> None:
     keeping = Keeping(tmp_path, every_turns=2)
     ends(chat, 3, keeping)

@@ -8,7 +8,8 @@ import asyncio
 import pytest
 
 from composer.errors import GeneratorError, ResumeError
-from composer.evaluation.stage import evaluate
+from composer.evaluation.stage import evaluate, read_groups
+from composer.rollout.checkpoint import Keeping
 from composer.schema import EvaluationConfig
 from composer.types import Generation, Group, Outcome, Split, Trajectory, Turn
 
@@ -31,10 +32,10 @@ class StandInRollouts:
         return Group(group_id, f"t{index}", episodes)
 
 
-def run(folder, rollouts, **kwargs):
+def run(folder, rollouts, keeping=Keeping(), **kwargs):  # noqa: B008 - frozen
     config = EvaluationConfig(num_tasks=6, samples_per_task=2, **kwargs)
     seen, warnings = [], []
-    result = asyncio.run(evaluate(config, rollouts, folder, lambda n, g: seen.append(n), warnings.append))
+    result = asyncio.run(evaluate(config, rollouts, folder, lambda n, g: seen.append(n), warnings.append, keeping))
     return *result, seen, warnings
 
 
@@ -66,6 +67,34 @@ def test_a_task_that_lost_an_episode_is_run_once_more(tmp_path):
     assert rollouts.asked.count(2) == 2 and len(rollouts.asked) == 7
     assert metrics.lost_episodes == 0 and metrics.num_tasks == 6
     assert "run once more: stand-in outage" in warnings[0]
+
+
+def test_files_of_a_task_go_when_it_is_on_record_and_not_before(tmp_path):
+    keeping = Keeping(tmp_path / "episodes", every_turns=1)
+
+    class Writing(StandInRollouts):
+        async def run_group(self, split, index, group_id, size, temperature, keeping):
+            keeping.of(f"{group_id}/0").folder.mkdir(parents=True, exist_ok=True)
+            return await super().run_group(split, index, group_id, size, temperature, keeping)
+
+    def there():
+        return sorted(p.name for p in (tmp_path / "episodes/open").iterdir())
+
+    with pytest.raises(GeneratorError):
+        run(tmp_path, Writing(fail={1, 4}), keeping)
+    assert there() == ["e1", "e4"] and sorted(g.id for g in read_groups(tmp_path)) == ["e0", "e2", "e3", "e5"]
+    # Killed between the record and the removal; and left by an evaluation of more tasks.
+    for name in ("e0", "e6"):
+        keeping.of(f"{name}/0").folder.mkdir(parents=True)
+    seen = []
+
+    class Looking(Writing):
+        async def run_group(self, split, index, group_id, size, temperature, keeping):
+            seen.append(there())
+            return await super().run_group(split, index, group_id, size, temperature, keeping)
+
+    run(tmp_path, Looking(), keeping)
+    assert seen[0] == ["e1", "e4"] and there() == []
 
 
 def test_a_deadline_names_the_key(tmp_path):

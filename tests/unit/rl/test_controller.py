@@ -341,11 +341,12 @@ def test_a_run_that_is_interrupted_again_and_again_leaves_no_group_out(tmp_path)
     assert sorted(trained_tasks(path)) == ["g0", "g1", "g2", "g3"]
 
 
-def test_the_end_of_ray_is_no_groups_fault(tmp_path):
+@pytest.mark.parametrize("error", [ClusterError("Ray has ended"), OSError("no space left")])
+def test_the_end_of_ray_or_of_the_disks_room_is_no_groups_fault(tmp_path, error):
     class Gone(StandInRollouts):
         async def run_group(self, split, index, group_id, size, temperature, keeping):
-            raise ClusterError("Ray has ended")
+            raise error
 
-    with pytest.raises(ClusterError):
+    with pytest.raises(type(error)):
         run(tmp_path / "l", StandInPolicy(), Gone(StandInPolicy()))
     assert not events(tmp_path / "l", "crash") and events(tmp_path / "l", "start")
