@@ -22,8 +22,8 @@ def test_what_is_none(url: str) -> None:
     assert str(error.value) == f"autoinstall.proposer.url={url!r}: is no address: write `http://host:port/v1`"
 
 
-@pytest.mark.parametrize("url", ["http://me:secret@host/v1", "http://host/v1?key=secret"])
+@pytest.mark.parametrize("url", ["http://me:hunter2@host/v1", "http://host/v1?key=hunter2"])
 def test_secrets_are_not_shown(url: str) -> None:
     with pytest.raises(ConfigError, match=r"name the variable that holds it in `api_key_env`") as error:
         check_endpoint("autoinstall.proposer.url", url)
-    assert "secret" not in str(error.value).replace("secrets are", "")
+    assert "hunter2" not in str(error.value)
