@@ -52,25 +52,32 @@ def _add(archive: tarfile.TarFile, name: str, content: IO[bytes], size: int) -> 
 
 
 @contextlib.contextmanager
-def unpacked(path: Path) -> Iterator[list[IO[bytes]]]:
+def unpacked(path: Path, max_bytes: int) -> Iterator[list[IO[bytes]]]:
     """The layers of a file, each in a temporary file that is at its start.
+
+    Args:
+        path: the file. It may be of anybody's making: nothing of it is decompressed or filled up with zeros.
+        max_bytes: of all layers together, as files on the host's disk.
 
     Raises:
         OSError: it cannot be read.
-        SandboxError: it is no saved snapshot.
+        SandboxError: it is no saved snapshot, or holds more than `max_bytes`.
     """
     with contextlib.ExitStack() as stack:
         try:
-            archive = stack.enter_context(tarfile.open(path))
-            note = json.loads(_content(archive, _NOTE).read(_LARGEST_NOTE))
+            if path.stat().st_size > max_bytes + _LARGEST_NOTE * 2:
+                raise ValueError(f"it has {path.stat().st_size} bytes, and {max_bytes} are the most")
+            archive = stack.enter_context(tarfile.open(path, "r:"))
+            note = json.loads(_content(archive, _NOTE, _LARGEST_NOTE).read())
             if note["format"] != _FORMAT:
                 raise ValueError(f"its format is {note['format']!r:.80}")
             if int(note["layers"]) < 1:
                 raise ValueError("it has no layer")
-            layers = []
+            layers, left = [], max_bytes
             for number in range(int(note["layers"])):
                 layer = stack.enter_context(tempfile.TemporaryFile(dir=path.parent))
-                shutil.copyfileobj(_content(archive, f"{number}.tar"), layer)
+                shutil.copyfileobj(_content(archive, f"{number}.tar", left), layer)
+                left -= layer.tell()
                 layer.seek(0)
                 layers.append(layer)
         except (tarfile.TarError, ValueError, KeyError, TypeError) as e:
@@ -78,8 +85,12 @@ def unpacked(path: Path) -> Iterator[list[IO[bytes]]]:
         yield layers
 
 
-def _content(archive: tarfile.TarFile, name: str) -> IO[bytes]:
-    content = archive.extractfile(name)
-    if content is None:
-        raise ValueError(f"{name} is no file")
+def _content(archive: tarfile.TarFile, name: str, most: int) -> IO[bytes]:
+    member = archive.getmember(name)
+    if not member.isreg() or member.issparse():
+        raise ValueError(f"{name} is no plain file")
+    if member.size > most:
+        raise ValueError(f"{name} has {member.size} bytes, and {most} are left for it")
+    content = archive.extractfile(member)
+    assert content is not None
     return content

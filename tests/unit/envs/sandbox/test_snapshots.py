@@ -1,6 +1,7 @@
 """Which layers stay and which go, and the copy of a tree that somebody may have made to be hard to copy."""
 
 import asyncio
+import bz2
 import errno
 import io
 import os
@@ -195,19 +196,41 @@ def test_what_is_no_saved_snapshot_is_named(members: dict[str, bytes], said: str
             member = tarfile.TarInfo(name)
             member.size = len(content)
             file.addfile(member, io.BytesIO(content))
-    with pytest.raises(SandboxError, match=str(path)) as caught, archive.unpacked(path):
+    with pytest.raises(SandboxError, match=str(path)) as caught, archive.unpacked(path, 2**20):
         pass
     assert said in str(caught.value)
 
 
 def test_a_file_that_is_no_archive_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"\0" * 100 + b"x" * 5000)
-    with pytest.raises(SandboxError, match="no saved snapshot"), archive.unpacked(tmp_path / "file"):
+    with pytest.raises(SandboxError, match="no saved snapshot"), archive.unpacked(tmp_path / "file", 2**20):
         pass
+
+
+def test_a_small_file_cannot_fill_the_disk(tmp_path: Path) -> None:
+    """Neither compressed, nor with holes, nor with more than there is room for."""
+    archive.pack(tmp_path / "large", [io.BytesIO(b"first"), io.BytesIO(b"x" * 100)])
+    packed = (tmp_path / "large").read_bytes()
+    (tmp_path / "compressed").write_bytes(bz2.compress(packed))
+    sparse = tarfile.TarInfo("0.tar")
+    sparse.pax_headers = {"GNU.sparse.map": "0,0", "GNU.sparse.size": str(2**40), "GNU.sparse.name": "0.tar"}
+    note = tarfile.TarInfo("snapshot.json")
+    text = b'{"format": "composer-bubblewrap-snapshot-1", "layers": 1}'
+    note.size = len(text)
+    with tarfile.open(tmp_path / "sparse", "w", format=tarfile.PAX_FORMAT) as file:
+        file.addfile(note, io.BytesIO(text))
+        file.addfile(sparse)
+    for name, said in (("large", "1.tar has 100 bytes, and 99 are left"), ("compressed", ""), ("sparse", "no plain")):
+        with (
+            pytest.raises(SandboxError, match=f"no saved snapshot.*{said}"),
+            archive.unpacked(tmp_path / name, 104),
+        ):
+            pass
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["compressed", "large", "sparse"]
 
 
 def test_layers_come_back_as_they_were_packed(tmp_path: Path) -> None:
     archive.pack(tmp_path / "file", [io.BytesIO(b"first"), io.BytesIO(b"")])
-    with archive.unpacked(tmp_path / "file") as layers:
+    with archive.unpacked(tmp_path / "file", 5) as layers:
         assert [layer.read() for layer in layers] == [b"first", b""]
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
