@@ -84,7 +84,7 @@ def backend(upstream: Upstream, log: Path, runner: asyncio.Runner) -> Iterator[B
 
 @pytest.fixture(scope="module")
 def sandbox(backend: BubblewrapBackend, runner: asyncio.Runner) -> BubblewrapSandbox:
-    return runner.run(backend.start({}, SandboxLimits()))
+    return runner.run(backend.start({}, SandboxLimits(network=True)))
 
 
 @pytest.fixture
@@ -469,7 +469,7 @@ def test_quotas_hold(upstream: Upstream, log: Path, runner: asyncio.Runner, monk
 
     async def use() -> list[list[str]]:
         # The first three at once: they wait for one and the same proxy.
-        one, two, three = await asyncio.gather(*(backend.start({}, SandboxLimits()) for _ in range(3)))
+        one, two, three = await asyncio.gather(*(backend.start({}, SandboxLimits(network=True)) for _ in range(3)))
         found = []
         for sandbox, pages in ((one, ["", "large", "endless", "", ""]), (two, ["fits", "fits", "fits", "fits"])):
             results = [await sandbox.shell(get + page) for page in pages]
@@ -499,7 +499,7 @@ def test_quotas_hold(upstream: Upstream, log: Path, runner: asyncio.Runner, monk
 
 def test_two_sandboxes_do_not_see_each_other(backend: BubblewrapBackend, runner: asyncio.Runner, log: Path) -> None:
     async def use() -> tuple[bytes, bytes]:
-        one, two = await asyncio.gather(*(backend.start({}, SandboxLimits()) for _ in range(2)))
+        one, two = await asyncio.gather(*(backend.start({}, SandboxLimits(network=True)) for _ in range(2)))
         await one.shell("python3 -m http.server 8000 --bind 0.0.0.0 >/dev/null 2>&1 & sleep 1")
         own = await one.shell("curl -sS -m 3 -o /dev/null -w '%{http_code}' http://127.0.0.1:8000/")
         other = await two.shell("for h in 127.0.0.1 10.0.2.15 open.test; do curl -sS -m 2 http://$h:8000/ 2>&1; done")
@@ -528,7 +528,7 @@ def test_a_fork_of_a_sandbox_has_a_network_of_its_own(sandbox: BubblewrapSandbox
 
 def test_the_owner_hears_how_much_was_denied(backend: BubblewrapBackend, runner: asyncio.Runner) -> None:
     async def use() -> dict[str, int]:
-        sandbox = await backend.start({}, SandboxLimits())
+        sandbox = await backend.start({}, SandboxLimits(network=True))
         await sandbox.shell("curl -sS https://open.test/; curl -sS https://no.test/; curl -sS https://no.test/2")
         await sandbox.stop()
         assert backend.proxy is not None
@@ -543,7 +543,7 @@ def test_the_owner_hears_how_much_was_denied(backend: BubblewrapBackend, runner:
 
 
 @pytest.mark.parametrize("trouble", ["nobody listens", "a certificate of nobody"])
-def test_a_server_in_trouble_breaks_the_connection(
+def test_a_server_in_trouble_ends_the_sandbox_and_is_no_output(
     upstream: Upstream, log: Path, runner: asyncio.Runner, monkeypatch: pytest.MonkeyPatch, trouble: str
 ) -> None:
     monkeypatch.setenv("EGRESS_TEST_KEY", "k")
@@ -555,20 +555,27 @@ def test_a_server_in_trouble_breaks_the_connection(
     backend = BubblewrapBackend("trouble", egress=values, profile="plain")
 
     async def use() -> bytes:
-        sandbox = await backend.start({}, SandboxLimits())
-        return (await sandbox.shell("curl -sS -m 10 -k https://open.test/ 2>&1")).output
+        sandbox = await backend.start({}, SandboxLimits(network=True))
+        with pytest.raises(SandboxError, match="https://open.test, which its network policy allows, cannot be reached"):
+            await sandbox.shell("curl -sS -m 10 -k https://open.test/ 2>&1")
+        with pytest.raises(SandboxError, match="cannot be reached"):
+            await sandbox.files()
+        # What others do is not touched by it.
+        other = await backend.start({}, SandboxLimits(network=True))
+        return (await other.shell("curl -sS https://no.test/")).output
 
     upstream.requests.clear()
     try:
         output = runner.run(use())
     finally:
         runner.run(backend.close())
-    assert output.startswith(b"curl: (") and b"403" not in output and b"502" not in output, output
-    last = lines(log)[-1]
-    assert (last["verdict"], last["status"], last["sandbox"]) == ("failed", None, "trouble/00001")
+    assert output.decode() == DENIED
+    last = lines(log)[-2]
+    assert (last["verdict"], last["reason"], last["status"]) == ("failed", "outage", None)
+    assert last["sandbox"] == "trouble/00001"
     assert upstream.requests == []
     assert backend.proxy is not None
-    assert backend.proxy.counts["00001"] == {"requests": 1, "denied": 0, "failed": 1, "bytes": 0}
+    assert backend.proxy.counts["00001"] == {"requests": 1, "denied": 0, "failed": 1, "outages": 1, "bytes": 0}
 
 
 def test_when_the_proxy_dies_its_sandboxes_are_lost_and_new_ones_get_a_new_one(
@@ -578,7 +585,7 @@ def test_when_the_proxy_dies_its_sandboxes_are_lost_and_new_ones_get_a_new_one(
     backend = BubblewrapBackend("lost", egress=egress(upstream, log), profile="plain")
 
     async def use() -> None:
-        sandbox = await backend.start({}, SandboxLimits())
+        sandbox = await backend.start({}, SandboxLimits(network=True))
         assert backend.proxy is not None
         working = asyncio.create_task(sandbox.shell("sleep 20; curl https://open.test/", 30))
         await asyncio.sleep(0.5)
@@ -588,7 +595,7 @@ def test_when_the_proxy_dies_its_sandboxes_are_lost_and_new_ones_get_a_new_one(
         with pytest.raises(SandboxError, match="the egress proxy ended"):
             await sandbox.shell("true")
         await sandbox.stop()
-        another = await backend.start({}, SandboxLimits())
+        another = await backend.start({}, SandboxLimits(network=True))
         assert (await another.shell("curl -sS https://open.test/")).output == b"hello from open.test\n"
 
     try:
@@ -604,7 +611,7 @@ def test_without_mitmproxy_no_sandbox_starts(
     monkeypatch.setenv(client.VENV_VARIABLE, str(tmp_path))
     backend = BubblewrapBackend("none", egress=egress(upstream, log))
     with pytest.raises(SandboxStartError, match="there is no mitmproxy in .*EGRESS=1 make setup"):
-        runner.run(backend.start({}, SandboxLimits()))
+        runner.run(backend.start({}, SandboxLimits(network=True)))
     assert not client.finding(True).ok
 
 
@@ -614,7 +621,7 @@ def test_a_secret_that_is_not_there_stops_the_start(
     monkeypatch.delenv("EGRESS_TEST_KEY", raising=False)
     backend = BubblewrapBackend("none", egress=egress(upstream, log))
     with pytest.raises(SandboxStartError, match="EGRESS_TEST_KEY"):
-        runner.run(backend.start({}, SandboxLimits()))
+        runner.run(backend.start({}, SandboxLimits(network=True)))
     runner.run(backend.close())
 
 
@@ -626,7 +633,7 @@ from envs.sandbox.bubblewrap import BubblewrapBackend
 async def main():
     backend = BubblewrapBackend("owner", python=False, profile="plain", egress=json.loads(sys.argv[1]))
     try:
-        sandbox = await backend.start({}, SandboxLimits())
+        sandbox = await backend.start({}, SandboxLimits(network=True))
         result = await sandbox.shell("id -u; curl -sS https://open.test/; curl -sS https://no.test/")
         print(json.dumps([backend.proxy.pid, str(backend.proxy.folder), result.output.decode()]), flush=True)
         await sandbox.shell("sleep 90", timeout_s=float(sys.argv[2]))
@@ -709,7 +716,7 @@ def test_without_egress_nothing_of_it_is_loaded(tmp_path: Path) -> None:
         "import asyncio, sys\nfrom composer.contract import SandboxLimits\n"
         "from envs.sandbox.bubblewrap import BubblewrapBackend\n"
         "async def main():\n    backend = BubblewrapBackend('plain', profile='plain')\n"
-        "    sandbox = await backend.start({}, SandboxLimits())\n"
+        "    sandbox = await backend.start({}, SandboxLimits(network=True))\n"
         "    result = await sandbox.shell('curl -sS -m 3 http://1.1.1.1/ 2>&1; env | grep -c CERT_FILE')\n"
         "    await backend.close()\n    print(result.output.decode(), [m for m in sys.modules if 'egress' in m])\n"
         "asyncio.run(main())\n"
