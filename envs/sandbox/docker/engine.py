@@ -12,7 +12,7 @@ import contextlib
 import os
 import socket
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -169,7 +169,36 @@ class Engine:
             )
             return _take_over(made["Id"], client.exec_start(made["Id"], socket=True))
 
-        opening = asyncio.ensure_future(self.call(f"start {argv[0]!r} in container {container}", start))
+        return await self._opened(self.call(f"start {argv[0]!r} in container {container}", start))
+
+    async def run_attached(self, what: str, make: Callable[[docker.APIClient], str]) -> ExecStream:
+        """Make a container, start it, and take over the streams of its first process.
+
+        Args:
+            what: for the error.
+            make: makes it, with an open standard input; returns its id.
+
+        Raises:
+            EngineRefusal: the engine said no.
+            SandboxError: it cannot be reached, or did not answer in time.
+        """
+
+        def start(client: docker.APIClient) -> ExecStream:
+            container = make(client)
+            streams = {"stdin": 1, "stdout": 1, "stderr": 1, "stream": 1}
+            stream = _take_over("", client.attach_socket(container, params=streams))
+            try:
+                client.start(container)
+            except BaseException:
+                stream.close()
+                raise
+            return stream
+
+        return await self._opened(self.call(what, start))
+
+    async def _opened(self, call: Coroutine[Any, Any, ExecStream]) -> ExecStream:
+        """A stream that is closed if nobody waits for it any more when it is there."""
+        opening = asyncio.ensure_future(call)
         try:
             return await asyncio.shield(opening)
         except asyncio.CancelledError:
