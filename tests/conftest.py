@@ -41,6 +41,7 @@ REPO = Path(__file__).resolve().parents[1]
 ENGINE_S = 240.0
 """For a Docker engine to be installed and started."""
 NO_ENGINE = pytest.StashKey[str]()
+NO_EGRESS = pytest.StashKey[str]()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -116,7 +117,11 @@ def answers(address: str) -> bool:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """Say in plain sight that the Docker backend went untested, and why."""
+    """Say in plain sight that the Docker backend, or the network of sandboxes, went untested, and why."""
+    if said := config.stash.get(NO_EGRESS, ""):
+        terminalreporter.section("the network of sandboxes (egress) was NOT tested", yellow=True, bold=True)
+        terminalreporter.line(said)
+        terminalreporter.line("Where pip can reach a package index: EGRESS=1 make setup; and curl(1) has to be there")
     if said := config.stash.get(NO_ENGINE, ""):
         terminalreporter.section("the Docker backend was NOT tested", yellow=True, bold=True)
         terminalreporter.line(said)

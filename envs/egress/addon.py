@@ -157,7 +157,11 @@ class Addon:
         if entry is None or (counts := self._counts.get(entry.sandbox)) is None:
             flow.kill()
             return
-        verdict = entry.verdict = await self._judge(flow, entry, counts)
+        try:
+            verdict = await self._judge(flow, entry, counts)
+        except Exception:  # noqa: BLE001 - mitmproxy would let it pass
+            verdict = Verdict(False, "error")
+        entry.verdict = verdict
         if not verdict.is_allowed or verdict.rule is None:
             counts["denied"] += 1
             is_quota = verdict.reason == "limit"
@@ -271,7 +275,7 @@ class Addon:
         try:
             content = response.get_content(strict=True) or b""
             body, kind = indexes.bring_back(index, url, content, date, self._files, wanted)
-        except ValueError:
+        except Exception:  # noqa: BLE001 - mitmproxy would let it pass
             entry.verdict = Verdict(False, "index", entry.verdict.rule if entry.verdict else None)
             flow.response = http.Response.make(403, _DENIED, _TEXT)
             return
@@ -337,6 +341,7 @@ class Addon:
             "reason": entry.verdict.reason if entry.verdict else "",
             "status": response.status_code if response is not None else None,
             "bytes_sent": sent,
+            "header_bytes": sum(len(name) + len(value) for name, value in request.headers.fields),
             "bytes_received": held + entry.received,
             "seconds": round(time.time() - entry.began, 3),
         }

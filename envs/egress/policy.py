@@ -103,7 +103,7 @@ class Verdict:
 
     is_allowed: bool
     reason: str
-    """`allowed`, or why not: `rule`, `default`, `path`, `host`, `index`, `limit`, `address`, `protocol`."""
+    """`allowed`, or why not: `rule`, `default`, `path`, `host`, `index`, `limit`, `address`, `protocol`, `error`."""
     rule: int | None = None
     """Its number, from 0."""
 
