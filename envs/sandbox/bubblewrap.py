@@ -115,6 +115,8 @@ class BubblewrapBackend:
         self._groups: ControlGroups | None = None
         self._snapshots: Snapshots | None = None
         self._sandboxes: dict[str, BubblewrapSandbox] = {}
+        self._online: set[str] = set()
+        """Those with a network."""
         self._layers: dict[str, tuple[str, ...]] = {}
         """By sandbox: the snapshots' layers that it has started from."""
         self._numbers = itertools.count(1)
@@ -264,6 +266,8 @@ class BubblewrapBackend:
                 os.close(fd)
             theirs.close()
         self._sandboxes[name] = sandbox
+        if is_online:
+            self._online.add(name)
         if self._snapshots is not None:
             self._layers[name] = stacked
             self._snapshots.hold(stacked)
@@ -311,6 +315,7 @@ class BubblewrapBackend:
             sandbox = self._sandboxes.pop(ended, None)
             if sandbox is not None:
                 sandbox.ended(reason)
+            self._online.discard(ended)
             if self.proxy is not None:
                 self.proxy.detach(ended)
             layers = self._layers.pop(ended, ())
@@ -324,7 +329,7 @@ class BubblewrapBackend:
 
     def _on_outage(self, name: str | None, reason: str) -> None:
         """What runs now may see a broken network, and take it for an answer: it cannot go on."""
-        for each in list(self._sandboxes) if name is None else [name]:
+        for each in list(self._online) if name is None else [name]:
             if each in self._sandboxes:
                 self._sandboxes[each].ended(reason)
                 if self._server is not None:

