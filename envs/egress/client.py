@@ -95,8 +95,8 @@ class Proxy:
             policy: what sandboxes may ask for.
             label: of the run.
             run_folder: of the run; "": there is none.
-            on_outage: called with a sandbox's name and the reason when an allowed host could not be reached from it, and
-                with None when the proxy has ended by itself: such sandboxes cannot go on.
+            on_outage: called with a sandbox's name and the reason when an allowed host could not be reached from it,
+                and with None when the proxy has ended by itself: such sandboxes cannot go on.
         """
         self.policy, self._label, self._on_outage = policy, label, on_outage
         self.log = _log_folder(policy.log, run_folder) / file_name(label, os.getpid())
@@ -265,7 +265,8 @@ class Proxy:
                 read_date(limits.packages_before)
         except ValueError:
             raise SandboxStartError(
-                f"packages_before={limits.packages_before!r} must be a date such as 2024-05-01: mend the task's created_at"
+                f"packages_before={limits.packages_before!r} must be a date such as 2024-05-01: "
+                "mend the task's created_at"
             ) from None
         return limits.network or self.policy.graders
 

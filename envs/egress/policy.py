@@ -44,7 +44,7 @@ class Rule:
     index: str = ""
     """`pypi` (answers of a simple index), `pypi_files` (the files they name) or `npm`: `before` is applied to it."""
     before: str = ""
-    """A date: what an index has got since does not exist; an earlier one of the task's goes before. Empty: the policy's."""
+    """A date: what an index has got since does not exist, nor since a task's own date. Empty: that of the policy."""
     header: str = ""
     """A header that is added to what goes out over HTTPS; its value is in `header_env`."""
     header_env: str = ""
@@ -94,7 +94,7 @@ class Policy:
     timeout_s: float = 60.0
     """Within which a connection has to move a byte."""
     graders: bool = False
-    """Whether sandboxes in which no agent works (graders', and those of the checks before a run) have this network too."""
+    """Whether sandboxes in which no agent works (graders', those of checks before a run) have this network too."""
 
 
 @dataclass(frozen=True)

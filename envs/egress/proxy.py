@@ -2,8 +2,8 @@
 
     owner (the backend's process: client.py)
     `- this process, which ends when its owner does
-         control socket: `begin`, `detach` from the owner; `attach` from fork servers, with a sandbox's sockets, or `carry`
-         from the owner, with a stream of them (carried.py); counts and outages to it
+         control socket: `begin`, `detach` from the owner; `attach` from fork servers, with a sandbox's sockets, or
+         `carry` from the owner, with a stream of them (carried.py); counts and outages to it
          forward.py takes the sandboxes' connections  ->  SOCKS5 on loopback  ->  mitmproxy  ->  the network
 
 Names are resolved here and nowhere else, in the event loop: every connection that mitmproxy opens asks it for the

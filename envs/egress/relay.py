@@ -10,12 +10,15 @@ ends with its input: with whoever holds it.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import os
 import resource
 import socket
 import struct
 import sys
+from collections.abc import Coroutine
+from typing import Any
 
 if __name__ == "__main__":
     sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))  # noqa: PTH100, PTH120
@@ -82,7 +85,7 @@ class Relay:
         self._carrier = Carrier(pipes.receive, pipes.send, self._take)
         self._slots = asyncio.Semaphore(num_connections)
         self._numbers = itertools.count(1)
-        self._askers: dict[int, object] = {}
+        self._askers: dict[int, Any] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
@@ -128,12 +131,10 @@ class Relay:
 
     def _take(self, kind: int, number: int, payload: bytes) -> None:
         if kind == ANSWER and (sender := self._askers.pop(number, None)):
-            try:
-                self._datagrams.sendto(payload, sender)  # pyright: ignore[reportArgumentType] - of `recvfrom`
-            except OSError:
-                pass  # who asked does not wait any more
+            with contextlib.suppress(OSError):  # who asked does not wait any more
+                self._datagrams.sendto(payload, sender)
 
-    def _start(self, work) -> None:  # noqa: ANN001
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
         task.add_done_callback(self._done)

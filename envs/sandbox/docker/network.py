@@ -49,9 +49,7 @@ _MOST_CERTIFICATES = 2**21
 class Network:
     """The way of one sandbox to the proxy."""
 
-    def __init__(
-        self, engine: Engine, proxy: Proxy, name: str, container: str, on_lost: Callable[[str], None]
-    ) -> None:
+    def __init__(self, engine: Engine, proxy: Proxy, name: str, container: str, on_lost: Callable[[str], None]) -> None:
         """Nothing has started.
 
         Args:

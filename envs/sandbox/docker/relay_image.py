@@ -29,7 +29,11 @@ from envs.sandbox.docker import owner
 
 REPOSITORY = "composer-relay"
 PROGRAM = ["/python/bin/python3", "-I", "-S", "/product/envs/egress/relay.py"]
-_PRODUCT = ("envs/__init__.py", "envs/egress/__init__.py", *(f"envs/egress/{n}.py" for n in ("carrier", "gate", "relay")))
+_PRODUCT = (
+    "envs/__init__.py",
+    "envs/egress/__init__.py",
+    *(f"envs/egress/{n}.py" for n in ("carrier", "gate", "relay")),
+)
 _TOP = Path(__file__).parents[3]
 _PROBE = """
 import asyncio, json, os, sys
@@ -49,7 +53,9 @@ def why_not(version: dict, info: dict) -> tuple[str, str]:
     """Why an engine cannot have the relay, and the remedy; nothing if it can."""
     ours = _ARCHITECTURES.get(platform.machine(), platform.machine())
     if version.get("Arch") not in (ours, None):
-        what = f"the engine runs programs for {version.get('Arch')}, and the relay's Python is this machine's, for {ours}"
+        what = (
+            f"the engine runs programs for {version.get('Arch')}, and the relay's Python is this machine's, for {ours}"
+        )
         return what, "run the env workers on a machine of the engine's architecture"
     if any(str(option).startswith("name=userns") for option in info.get("SecurityOptions") or []):
         what = "the engine gives each container a user namespace of its own (userns-remap), which no other may change"
@@ -156,4 +162,7 @@ def _names(file: str) -> list[str]:
     """A library's own name first, and those of the links to it, one of which is what programs ask for."""
     real = os.path.realpath(file)
     links = Path(file).parent.glob(f"{Path(file).name.partition('.so')[0]}.so*")
-    return [Path(file).name, *sorted({link.name for link in links if os.path.realpath(link) == real} - {Path(file).name})]
+    return [
+        Path(file).name,
+        *sorted({link.name for link in links if os.path.realpath(link) == real} - {Path(file).name}),
+    ]

@@ -141,7 +141,9 @@ class DockerSandbox:
         self._inside.has_bash = verify.check_inside(said, self._settings, self._limits, swap)
         if online is not None:
             self._online = online
-            code, said = await self._inside.ask_root(files.unpack_command(len(online.certificates)), online.certificates)
+            code, said = await self._inside.ask_root(
+                files.unpack_command(len(online.certificates)), online.certificates
+            )
             if code:
                 raise SandboxStartError(f"sandbox {self.id} cannot be made to trust the egress proxy: {shown(said)}")
             await online.network.begin(online.image, self._limits, labels)

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from composer.contract import SandboxLimits
-from composer.errors import SandboxError, SandboxStartError
 from tests.integration.envs.egress.upstream import CHUNKED, Upstream
 from tests.integration.envs.egress.world import DENIED, SECRET, egress, lines, status
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
 import shlex
 import socket
 from collections.abc import Callable
@@ -12,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from composer.contract import SandboxLimits
 from envs.egress import names
 from tests.integration.envs.egress.upstream import Upstream
 from tests.integration.envs.egress.world import lines, raw, status
@@ -160,8 +157,6 @@ def test_uploads_are_bounded(sh: Callable, upstream: Upstream, log: Path) -> Non
     assert [line["reason"] for line in lines(log)[-3:]] == ["allowed", "limit", "limit"]
 
 
-
-
 def test_names_with_data_in_them_ask_no_resolver(sh: Callable, log: Path) -> None:
     """DNS tunnels: whatever kind of question it is, and over TCP too, the answer is made on the spot."""
     program = """
@@ -231,7 +226,7 @@ def test_headers_and_targets_are_bounded(sh: Callable, upstream: Upstream, log: 
 
 
 def test_what_goes_out_to_an_allowed_host_is_in_the_log(sh: Callable, upstream: Upstream, log: Path) -> None:
-    """A host that is allowed can be told things: the log has the path in full, and how much went in headers and body."""
+    """A host that is allowed can be told things: the log has the path, and how much went in headers and body."""
     secret = "the-hidden-answer-is-42"
     assert status(sh, f"https://open.test/upload/{secret}") == "200"
     plain = lines(log)[-1]
@@ -248,8 +243,16 @@ def test_the_roots_key_and_the_proxys_files_are_out_of_reach(backend: Any, sh: C
     assert "PRIVATE KEY" in key.read_text() and key.stat().st_mode & 0o077 == 0
     assert sh(f"cat {key}")[0] != 0
     assert sh("grep -rsl 'PRIVATE KEY' /etc /home /tmp /run /opt /var")[1] == ""
-    program = "import os; print(any('PRIVATE KEY' in open(f'/proc/{p}/environ', errors='replace').read() for p in os.listdir('/proc') if p.isdecimal() and os.access(f'/proc/{p}/environ', os.R_OK)))"
-    assert sh(f'python3 -c "{program}"')[1].strip() == "False"
+    program = """
+import os
+def shown(process):
+    try:
+        return open(f"/proc/{process}/environ", errors="replace").read()
+    except OSError:
+        return ""
+print(any("PRIVATE KEY" in shown(process) for process in os.listdir("/proc") if process.isdecimal()))
+"""
+    assert sh(f"python3 - <<'END'\n{program}\nEND")[1] == "False\n"
 
 
 def test_the_proxys_own_port_is_not_there(backend: Any, sh: Callable) -> None:
@@ -265,12 +268,12 @@ def test_the_proxys_own_port_is_not_there(backend: Any, sh: Callable) -> None:
 
 def test_a_handshake_cannot_name_another_host(sh: Callable, upstream: Upstream, log: Path) -> None:
     """Domain fronting: the name in the handshake is allowed, the one in the request is not, or there is none."""
-    front = f"""
+    front = """
 import socket, ssl
 def ask(sni, host, where):
     context = ssl.create_default_context(); context.check_hostname = False; context.verify_mode = ssl.CERT_NONE
     c = context.wrap_socket(socket.create_connection((where, 443), 5), server_hostname=sni)
-    c.sendall(f"GET / HTTP/1.1\\r\\nHost: {{host}}\\r\\nConnection: close\\r\\n\\r\\n".encode())
+    c.sendall(f"GET / HTTP/1.1\\r\\nHost: {host}\\r\\nConnection: close\\r\\n\\r\\n".encode())
     print(c.recv(100).split()[1].decode())
 ask("open.test", "elsewhere.test", "open.test")
 ask("elsewhere.test", "open.test", "open.test")

@@ -103,8 +103,6 @@ def test_an_answer_that_cannot_be_dated_is_refused(sh: Callable, upstream: Upstr
     assert "not allowed by the network policy" in text and "demo-9" not in text
 
 
-
-
 # --- Of a task --------------------------------------------------------------------------------------------------------
 
 
@@ -144,9 +142,7 @@ def test_forks_and_states_keep_the_date(backend: Any, runner: asyncio.Runner, in
         runner.run(sandbox.stop())
 
 
-def test_a_rules_date_is_the_last_of_all(
-    make: Callable, runner: asyncio.Runner, index: Upstream, log: Path
-) -> None:
+def test_a_rules_date_is_the_last_of_all(make: Callable, runner: asyncio.Runner, index: Upstream, log: Path) -> None:
     policy = egress(index, log)
     policy["rules"] = [{"host": "index.test", "index": "pypi", "before": "2023-12-31"}]
     backend = make("rule", policy)

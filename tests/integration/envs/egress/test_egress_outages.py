@@ -73,7 +73,9 @@ def test_an_allowed_host_in_trouble(
 
 
 @pytest.mark.parametrize("status", [500, 502, 503, 429])
-def test_an_index_in_trouble(status: int, upstream: Upstream, log: Path, make: Callable, runner: asyncio.Runner) -> None:
+def test_an_index_in_trouble(
+    status: int, upstream: Upstream, log: Path, make: Callable, runner: asyncio.Runner
+) -> None:
     upstream.statuses = {"index.test/simple/demo/": status}
     output, counts = outage_of(egress(upstream, log), "curl -sS -m 20 https://index.test/simple/demo/", make, runner)
     assert OUTAGE in output and f"it answered with {status}" in output
@@ -88,7 +90,6 @@ def test_answers_and_choices_of_a_program_are_no_outage(
     upstream.statuses = {"open.test/broken": 503, "open.test/slow": -1, "index.test/simple/none/": 404}
     upstream.page("open.test/much", b"x" * 2**22, "application/octet-stream")
     policy = egress(upstream, log, timeout_s=3.0)
-    policy["rules"].append({"host": "*.invalid"})
     policy["addresses"] |= {"api.test": "127.0.0.1:1"}
     commands = {
         # An ordinary server's answer is an answer; an index's word on a package too.
@@ -99,8 +100,8 @@ def test_answers_and_choices_of_a_program_are_no_outage(
         # It does not read.
         "(curl -sS https://open.test/much | sleep 6) 2>/dev/null; echo done": "done\n",
         # It asks for nothing.
-        "python3 -c \"import socket; socket.create_connection(('open.test', 443)).recv(1)\" 2>/dev/null; echo done": "done\n",
-        # It makes a name up that a pattern allows; it speaks plain HTTP where nobody listens; it is denied.
+        "timeout 9 openssl s_client -quiet -connect open.test:443 >/dev/null 2>&1; echo done": "done\n",
+        # It speaks plain HTTP where nobody does; it is denied.
         "curl -sS -m 9 -o /dev/null -w '%{http_code}' http://api.test/v1/x 2>/dev/null": "000",
         "curl -sS -m 9 https://no.test/": DENIED,
     }
@@ -196,7 +197,12 @@ def test_an_episode_with_an_outage_has_no_reward(
 
 
 def test_without_mitmproxy_no_sandbox_starts(
-    upstream: Upstream, log: Path, make: Callable, runner: asyncio.Runner, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    upstream: Upstream,
+    log: Path,
+    make: Callable,
+    runner: asyncio.Runner,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
     monkeypatch.setenv(client.VENV_VARIABLE, str(tmp_path))
     with pytest.raises(SandboxStartError, match="there is no mitmproxy in .*EGRESS=1 make setup"):

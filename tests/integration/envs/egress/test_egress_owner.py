@@ -119,5 +119,3 @@ def test_without_egress_nothing_of_it_is_loaded(tmp_path: Path) -> None:
     )
     assert "curl: (7)" in done.stdout
     assert done.stdout.splitlines()[-2:] == ["0", " []"]
-
-
