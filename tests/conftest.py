@@ -88,10 +88,10 @@ def docker_engine(request: pytest.FixtureRequest) -> Iterator[str]:
         subprocess.run([script, "stop", folder], check=True, timeout=120)
 
 
-def start_engine(script: Path, folder: Path, config: pytest.Config) -> str:
+def start_engine(script: Path, folder: Path, config: pytest.Config, *more: str) -> str:
     """Start an engine, or skip and remember why, for the last lines of the session."""
     try:
-        started = subprocess.run([script, "start", folder], capture_output=True, text=True, timeout=ENGINE_S)
+        started = subprocess.run([script, "start", folder, *more], capture_output=True, text=True, timeout=ENGINE_S)
         said, code = (started.stderr.strip().splitlines() or ["it said nothing"])[-1], started.returncode
     except subprocess.TimeoutExpired:
         said, code = f"no Docker engine for tests: none was there after {ENGINE_S:g} s", 3

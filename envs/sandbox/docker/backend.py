@@ -27,6 +27,7 @@ import docker
 
 from composer.contract import Finding, SandboxLimits, Snapshot
 from composer.errors import SandboxError, SandboxStartError
+from envs.sandbox import state
 from envs.sandbox.docker import checks, images, owner, prepared, scenery
 from envs.sandbox.docker.container import Settings, check_limits, is_below
 from envs.sandbox.docker.engine import Engine, EngineRefusal
@@ -80,7 +81,7 @@ class DockerBackend:
             workdir: absolute path in the sandbox in which commands start.
             user: name of the sandbox's user; None: the profile's.
             hostname: of the sandbox; None: the profile's.
-            host: the engine's address, unix:// or tcp://; None: `DOCKER_HOST`, or the default socket.
+            host: the engine's address, unix://, tcp:// or ssh://; None: `DOCKER_HOST`, or the default socket.
             answer_s: seconds in which the engine has to answer.
             profile: what sandboxes look like (realism/profiles): `developer`, `plain`, or a YAML file of your own.
             egress: what they may ask of the network (`envs.egress.policy.Policy`); None: they have none.
@@ -378,6 +379,7 @@ class DockerBackend:
             How many containers were removed.
         """
         try:
+            state.sweep()  # the sockets of tunnels, and of proxies
             return self._engine.call_now("list containers", owner.remove_dead)
         except SandboxError as e:
             log.debug("nothing could be swept: %s", e)
