@@ -18,7 +18,7 @@ import logging
 import posixpath
 import re
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -344,10 +344,26 @@ class DockerBackend:
         def is_there() -> bool:
             return self._engine.call_now("look for an image", lambda client: images.is_there(client, self.image))
 
+        from envs.egress.client import finding
+
         try:
-            return checks.check(self._engine, is_there, self._trial)
+            return [*checks.check(self._engine, is_there, self._trial), *self._check_network(finding)]
         except SandboxError as e:
             return [Finding("Docker engine", False, str(e), "look at the image's name, and at the engine's own log")]
+
+    def _check_network(self, finding: Callable[[bool], Finding]) -> list[Finding]:
+        """What keeps containers from the proxy, where they are to reach it."""
+        if self.proxy is None:
+            return []
+        from envs.sandbox.docker import relay_image
+
+        try:
+            version, info = self._engine.call_now("describe itself", lambda client: (client.version(), client.info()))
+        except SandboxError:
+            return [finding(True)]  # of which more has been said already
+        what, remedy = relay_image.why_not(version, info)
+        detail = what or "a relay beside each container can lead to the egress proxy"
+        return [finding(True), Finding("network relay", not what, detail, remedy)]
 
     async def _trial(self) -> None:
         """Start a sandbox of a backend like this one and run a command in it."""
