@@ -3,6 +3,9 @@
 # its containerd lie in one folder, it makes no bridge and no firewall rule, and containers have no network.
 #
 #   .ci/docker.sh start FOLDER     prints the engine's address; does nothing where it runs already
+#   .ci/docker.sh start FOLDER PORT CERTIFICATES
+#                                  the same, and it listens on loopback too, to clients with a certificate: there are
+#                                  ca.pem, server-cert.pem and server-key.pem in that folder
 #   .ci/docker.sh stop FOLDER      ends it with all its containers, and leaves no process, mount or control group
 #
 # Where there can be none, it says why in one line and ends with 3.
@@ -10,9 +13,13 @@ set -euo pipefail
 export LC_ALL=C.UTF-8
 
 no_engine() { printf 'no Docker engine for tests: %s\n' "$1" >&2; exit 3; }
-usage() { printf 'usage: %s start|stop FOLDER\n' "$0" >&2; exit 2; }
+usage() { printf 'usage: %s start FOLDER [PORT CERTIFICATES] | stop FOLDER\n' "$0" >&2; exit 2; }
 
-(($# == 2)) || usage
+(($# == 2)) || [[ $# == 4 && $1 == start ]] || usage
+tls=()
+if (($# == 4)); then
+    tls=(--host "tcp://127.0.0.1:$3" --tlsverify "--tlscacert=$4/ca.pem" "--tlscert=$4/server-cert.pem" "--tlskey=$4/server-key.pem")
+fi
 what=$1
 folder=$(realpath -m "$2")
 socket=$folder/docker.sock
@@ -53,7 +60,7 @@ start() {
     for file in "$folder/dockerd.pid" "$folder/exec/containerd/containerd.pid"; do
         [[ -f $file ]] && ! runs "$(cat "$file")" && rm -f "$file"
     done
-    setsid dockerd --host "unix://$socket" --data-root "$folder/data" --exec-root "$folder/exec" \
+    setsid dockerd --host "unix://$socket" "${tls[@]}" --data-root "$folder/data" --exec-root "$folder/exec" \
         --pidfile "$folder/dockerd.pid" --cgroup-parent "/$group" --bridge=none --iptables=false --ip6tables=false \
         --ip-forward=false --ip-masq=false --userland-proxy=false --log-driver none --log-level warn \
         </dev/null >>"$log" 2>&1 &

@@ -69,6 +69,10 @@ class SandboxLimits:
     """Wall time of the whole sandbox; it is killed afterwards whoever forgot it."""
     output_bytes: int = 64 * 2**10
     """Kept of one command's output."""
+    network: bool = False
+    """Whether it may ask the network for what its backend allows agents. A backend that allows nothing has none."""
+    packages_before: str = ""
+    """A date (ISO 8601): package indexes are to look as they did before it. Empty: the backend's own."""
 
 
 @dataclass(frozen=True)

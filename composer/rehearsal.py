@@ -20,13 +20,13 @@ from composer.instantiate import instantiate
 from composer.rollout.harness import cut_middle
 from composer.rollout.parts import call_tool, make_task, play_expert
 from composer.rollout.prepare import prepare
-from composer.schema import ChatTemplate, Config, EnvConfig, PhaseKind, Stage
+from composer.schema import ChatTemplate, Config, EnvConfig, LimitsConfig, PhaseKind, Stage
 from composer.types import Split, Task, ToolCall
 
 _USUAL_BYTES, _MOST_BYTES = 4, 6
 """Of text a token: what tokenizers make of code and prose, and what none of them reaches on average."""
 _TIME = "episode_timeout_s"
-_ROOMY: dict[str, float] = {**asdict(SandboxLimits()), _TIME: EnvConfig.episode_timeout_s}
+_ROOMY: dict[str, float] = {**asdict(LimitsConfig()), _TIME: EnvConfig.episode_timeout_s}
 
 
 def rehearse(config: Config, told: Callable[[str], None] = lambda trouble: None) -> list[str]:
@@ -126,7 +126,7 @@ def _without(
 
 
 def _settings(env: EnvConfig) -> dict[str, float]:
-    return {**{name: getattr(env.limits, name) for name in asdict(SandboxLimits())}, _TIME: env.episode_timeout_s}
+    return {**{name: getattr(env.limits, name) for name in asdict(LimitsConfig())}, _TIME: env.episode_timeout_s}
 
 
 def _too_long(needs: Mapping[str, tuple[int, list[str]]], task: Task, marks: int) -> Iterator[str]:

@@ -19,6 +19,8 @@ PREVIOUS = -1
 """As a turn's parent: the turn before it."""
 FRESH = -2
 """As a turn's parent: none, its prompt is the whole context."""
+CREATED_AT = "created_at"
+"""In a task's metadata: when its issue was opened. Package indexes that its agent sees end there."""
 
 
 class Split(StrEnum):
@@ -53,6 +55,11 @@ class Task:
     """Whatever a report may want to group by (a family, a label, a difficulty). Never shown to the model."""
     setup: str = ""
     """A shell's command line that makes its sandboxes ready, as their user, before an agent or a grader comes."""
+
+    @property
+    def date(self) -> str:
+        """When its fix did not exist yet (ISO 8601): `created_at` of the metadata; empty: nobody knows."""
+        return str(self.metadata.get(CREATED_AT) or "")
 
 
 @dataclass(frozen=True)

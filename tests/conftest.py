@@ -41,6 +41,7 @@ REPO = Path(__file__).resolve().parents[1]
 ENGINE_S = 240.0
 """For a Docker engine to be installed and started."""
 NO_ENGINE = pytest.StashKey[str]()
+NO_EGRESS = pytest.StashKey[str]()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -103,10 +104,10 @@ def small_docker_image() -> str:
     return f"tarball:{root_file_system(full=False)}"
 
 
-def start_engine(script: Path, folder: Path, config: pytest.Config) -> str:
+def start_engine(script: Path, folder: Path, config: pytest.Config, *more: str) -> str:
     """Start an engine, or skip and remember why, for the last lines of the session."""
     try:
-        started = subprocess.run([script, "start", folder], capture_output=True, text=True, timeout=ENGINE_S)
+        started = subprocess.run([script, "start", folder, *more], capture_output=True, text=True, timeout=ENGINE_S)
         said, code = (started.stderr.strip().splitlines() or ["it said nothing"])[-1], started.returncode
     except subprocess.TimeoutExpired:
         said, code = f"no Docker engine for tests: none was there after {ENGINE_S:g} s", 3
@@ -132,7 +133,11 @@ def answers(address: str) -> bool:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """Say in plain sight that the Docker backend went untested, and why."""
+    """Say in plain sight that the Docker backend, or the network of sandboxes, went untested, and why."""
+    if said := config.stash.get(NO_EGRESS, ""):
+        terminalreporter.section("the network of sandboxes (egress) was NOT tested", yellow=True, bold=True)
+        terminalreporter.line(said)
+        terminalreporter.line("Where pip can reach a package index: EGRESS=1 make setup; and curl(1) has to be there")
     if said := config.stash.get(NO_ENGINE, ""):
         terminalreporter.section("the Docker backend was NOT tested", yellow=True, bold=True)
         terminalreporter.line(said)

@@ -53,7 +53,7 @@ async def _all(config: Config, tools: dict[str, list[Tool]], output: Output) -> 
     backend: SandboxBackend = instantiate(
         config.env.sandbox, config.plugins, key="env.sandbox", run_label="autoinstall"
     )
-    limits = SandboxLimits(**{f.name: getattr(settings.limits, f.name) for f in dataclasses.fields(SandboxLimits)})
+    limits = SandboxLimits(**dataclasses.asdict(settings.limits), network=True)
     machinery = Machinery(settings, config.seed, backend, config.env.sandbox._target_, limits, tools, output)
     slots, start = asyncio.Semaphore(settings.concurrency), time.monotonic()
 

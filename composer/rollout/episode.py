@@ -213,7 +213,7 @@ class EnvSettings(HarnessLimits):
     def from_config(cls, env: Any, max_model_len: int) -> EnvSettings:
         """Take what belongs here from an `EnvConfig`; `max_model_len` is the generator's."""
         values = {f.name: getattr(env, f.name) for f in fields(cls) if f.name not in ("limits", "max_model_len")}
-        limits = SandboxLimits(**{f.name: getattr(env.limits, f.name) for f in fields(SandboxLimits)})
+        limits = SandboxLimits(**{f.name: getattr(env.limits, f.name) for f in fields(env.limits)})
         return cls(**values, limits=limits, max_model_len=max_model_len)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -20,8 +21,16 @@ _MANY_FILES, _MANY_BYTES = 256, 2**20
 """To start with more than these takes longer than to start from a snapshot."""
 
 
+def agents_limits(task: Task, limits: SandboxLimits) -> SandboxLimits:
+    """The limits of an agent's sandbox: with the network that its backend allows, as it was when the task was new.
+
+    What no agent works in (graders, the checks before a run) has none.
+    """
+    return replace(limits, network=True, packages_before=task.date)
+
+
 async def prepare(task: Task, backend: SandboxBackend, limits: SandboxLimits) -> Sandbox:
-    """Start a sandbox and run the task's setup in it, within `limits.lifetime_s` and as the sandbox's user.
+    """Start an agent's sandbox and run the task's setup in it, within `limits.lifetime_s` and as the sandbox's user.
 
     The setup runs in a process of its own: the agent's shell knows nothing of it.
 
@@ -30,7 +39,7 @@ async def prepare(task: Task, backend: SandboxBackend, limits: SandboxLimits) ->
         SandboxError: it failed.
         TaskError: the setup failed; nothing of the sandbox is left.
     """
-    sandbox = await backend.start(task.files, limits, image=task.image)
+    sandbox = await backend.start(task.files, agents_limits(task, limits), image=task.image)
     if not task.setup:
         return sandbox
     try:
@@ -62,7 +71,7 @@ class PreparedTask:
 
     def __init__(self, task: Task, backend: SandboxBackend, limits: SandboxLimits, num_siblings: int) -> None:
         """Use `prepared`; `limits` are those of the agents' sandboxes."""
-        self.task, self.agents_backend, self._limits = task, backend, limits
+        self.task, self.agents_backend, self._limits = task, backend, agents_limits(task, limits)
         many = len(task.files) > _MANY_FILES or sum(map(len, task.files.values())) > _MANY_BYTES
         self._is_shared = num_siblings > 1 and (many or bool(task.setup))
         self._lock = asyncio.Lock()

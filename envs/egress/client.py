@@ -19,10 +19,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from composer.contract import Finding
+from composer.contract import Finding, SandboxLimits
 from composer.errors import ConfigError, SandboxStartError
 from envs.egress.journal import file_name
-from envs.egress.policy import Policy, read_policy
+from envs.egress.policy import Policy, read_date, read_policy
 from envs.sandbox.state import State, start_time
 
 VENV_VARIABLE = "EGRESS_VENV"
@@ -57,7 +57,7 @@ def finding(required: bool) -> Finding:
     )
 
 
-def make_proxy(values: Any, label: str, run_folder: str, on_lost: Callable[[str], None]) -> Proxy:
+def make_proxy(values: Any, label: str, run_folder: str, on_outage: Callable[[str | None, str], None]) -> Proxy:
     """A proxy for what a config says; else as `Proxy`.
 
     Raises:
@@ -67,7 +67,7 @@ def make_proxy(values: Any, label: str, run_folder: str, on_lost: Callable[[str]
     if policy.upstream_ca and not Path(policy.upstream_ca).expanduser().is_file():
         remedy = "there is no such file: name one with certificates"
         raise ConfigError("env.sandbox.args.egress.upstream_ca", policy.upstream_ca, remedy)
-    return Proxy(policy, label, run_folder, on_lost)
+    return Proxy(policy, label, run_folder, on_outage)
 
 
 def _log_folder(given: str, run_folder: str) -> Path:
@@ -86,22 +86,25 @@ def _log_folder(given: str, run_folder: str) -> Path:
 class Proxy:
     """One proxy, of one backend. May be used from one event loop after another, not from two at once."""
 
-    def __init__(self, policy: Policy, label: str, run_folder: str, on_lost: Callable[[str], None]) -> None:
+    def __init__(
+        self, policy: Policy, label: str, run_folder: str, on_outage: Callable[[str | None, str], None]
+    ) -> None:
         """Nothing starts before `ready`.
 
         Args:
             policy: what sandboxes may ask for.
             label: of the run.
             run_folder: of the run; "": there is none.
-            on_lost: called with the reason when the proxy has ended by itself: its sandboxes cannot go on.
+            on_outage: called with a sandbox's name and the reason when an allowed host could not be reached from it,
+                and with None when the proxy has ended by itself: such sandboxes cannot go on.
         """
-        self.policy, self._label, self._on_lost = policy, label, on_lost
+        self.policy, self._label, self._on_outage = policy, label, on_outage
         self.log = _log_folder(policy.log, run_folder) / file_name(label, os.getpid())
         """Where requests are written down."""
         self.root: tuple[str, str] | None = None
         """The certificate (PEM) that sandboxes are to trust, and OpenSSL's hash of its subject; None before `ready`."""
         self.counts: dict[str, dict[str, int]] = {}
-        """By sandbox that has ended: requests, and of these denied and failed ones; bytes."""
+        """By sandbox that has ended: requests, and of these denied and failed ones and outages; bytes."""
         self._state: State | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
@@ -196,6 +199,11 @@ class Proxy:
         self._loop = loop
         loop.add_reader(self._control, self._on_message)
 
+    def heed(self) -> None:
+        """Take in what the proxy has said by now. It speaks of an outage before a program can see it."""
+        if self._control is not None and self._answer is not None and self._answer.done():
+            self._on_message()
+
     def _on_message(self) -> None:
         while self._control is not None:
             try:
@@ -213,6 +221,9 @@ class Proxy:
         if "counts" in message:
             self.counts[message["id"]] = message["counts"]
             return
+        if "outage" in message:
+            self._on_outage(message["id"], message["outage"])
+            return
         if "certificate" in message:
             self.root = message["certificate"], message["hash"]
         if self._answer is not None and not self._answer.done():
@@ -228,7 +239,7 @@ class Proxy:
         was_ready = self._answer is None or self._answer.done()
         self._hang_up()
         if was_ready:
-            self._on_lost("the egress proxy ended under it")
+            self._on_outage(None, "the egress proxy ended under it")
         elif self._answer is not None and not self._answer.get_loop().is_closed():
             self._answer.set_result(self._last_words() or "it ended at once")
 
@@ -243,15 +254,47 @@ class Proxy:
         assert self._state is not None
         return self._state.folder
 
-    def give(self) -> int:
-        """A descriptor of the control socket, for a sandbox's supervisor; the caller closes it.
+    def serves(self, limits: SandboxLimits) -> bool:
+        """Whether a sandbox with these limits has a network.
 
         Raises:
-            OSError: the proxy has gone.
+            SandboxStartError: they name a date that is none.
         """
+        try:
+            if limits.packages_before:
+                read_date(limits.packages_before)
+        except ValueError:
+            raise SandboxStartError(
+                f"packages_before={limits.packages_before!r} must be a date such as 2024-05-01: "
+                "mend the task's created_at"
+            ) from None
+        return limits.network or self.policy.graders
+
+    def give(self, sandbox: str, limits: SandboxLimits) -> int:
+        """Announce a sandbox; returns a descriptor of the control socket for who attaches it, and has to close it.
+
+        Raises:
+            OSError: the proxy has gone, or cannot keep up.
+        """
+        self._tell({"op": "begin", "id": sandbox, "before": limits.packages_before})
+        assert self._control is not None
+        return os.dup(self._control.fileno())
+
+    def carry(self, sandbox: str, limits: SandboxLimits, channel: socket.socket) -> None:
+        """Announce a sandbox whose connections come over a stream (`carried.py`); the caller closes its `channel`.
+
+        Raises:
+            OSError: the proxy has gone, or cannot keep up.
+        """
+        self._tell({"op": "begin", "id": sandbox, "before": limits.packages_before})
+        assert self._control is not None
+        message = json.dumps({"op": "carry", "id": sandbox}).encode()
+        socket.send_fds(self._control, [message], [channel.fileno()])
+
+    def _tell(self, message: dict[str, Any]) -> None:
         if self._control is None:
             raise ConnectionError("the egress proxy has ended")
-        return os.dup(self._control.fileno())
+        self._control.send(json.dumps(message).encode())
 
     def detach(self, sandbox: str) -> None:
         """A sandbox has ended: stop serving it. Raises nothing."""

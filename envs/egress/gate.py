@@ -42,6 +42,24 @@ def open_gate(control: int, sandbox: str, address: str | None) -> None:
     Raises:
         OSError: the kernel refuses the route, or the proxy has gone.
     """
+    sockets = open_sockets(address)
+    with socket.socket(fileno=control) as channel:
+        message = json.dumps({"op": "attach", "id": sandbox}).encode()
+        socket.send_fds(channel, [message], [each.fileno() for each in sockets])
+    # A socket that this process kept would take connections that nobody serves when the proxy has gone.
+    for each in sockets:
+        each.close()
+
+
+def open_sockets(address: str | None) -> list[socket.socket]:
+    """Make the route and the sockets: two for connections, one for questions, and one for datagrams with questions.
+
+    Args:
+        address: of the sandbox's interface, if it has one.
+
+    Raises:
+        OSError: the kernel refuses the route, or a port.
+    """
     loopback = socket.if_nametoindex("lo")
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, 0) as netlink:
         if address is None:
@@ -57,12 +75,7 @@ def open_gate(control: int, sandbox: str, address: str | None) -> None:
     datagrams = socket.socket(socket.AF_INET, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
     datagrams.bind((RESOLVER, _NAMES))
     sockets.append(datagrams)
-    with socket.socket(fileno=control) as channel:
-        message = json.dumps({"op": "attach", "id": sandbox}).encode()
-        socket.send_fds(channel, [message], [each.fileno() for each in sockets])
-    # A socket that this process kept would take connections that nobody serves when the proxy has gone.
-    for each in sockets:
-        each.close()
+    return sockets
 
 
 def _listen(address: str, port: int) -> socket.socket:

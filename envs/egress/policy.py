@@ -44,7 +44,7 @@ class Rule:
     index: str = ""
     """`pypi` (answers of a simple index), `pypi_files` (the files they name) or `npm`: `before` is applied to it."""
     before: str = ""
-    """A date: what an index has got since does not exist. Empty: that of the policy."""
+    """A date: what an index has got since does not exist, nor since a task's own date. Empty: that of the policy."""
     header: str = ""
     """A header that is added to what goes out over HTTPS; its value is in `header_env`."""
     header_env: str = ""
@@ -57,7 +57,7 @@ class Policy:
 
     rules: tuple[Rule, ...]
     before: str = ""
-    """The date (UTC) of rules that name none."""
+    """The date (UTC) of rules that name none, for tasks without a date of their own (`created_at`)."""
     dropped_headers: tuple[str, ...] = (
         "authorization",
         "proxy-authorization",
@@ -93,6 +93,8 @@ class Policy:
     """Of one sandbox at a time."""
     timeout_s: float = 60.0
     """Within which a connection has to move a byte."""
+    graders: bool = False
+    """Whether sandboxes in which no agent works (graders', those of checks before a run) have this network too."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +103,7 @@ class Verdict:
 
     is_allowed: bool
     reason: str
-    """`allowed`, or why not: `rule`, `default`, `path`, `host`, `index`, `limit`, `address`, `protocol`."""
+    """`allowed`, or why not: `rule`, `default`, `path`, `host`, `index`, `limit`, `address`, `protocol`, `error`."""
     rule: int | None = None
     """Its number, from 0."""
 

@@ -2,7 +2,8 @@
 
     owner (the backend's process: client.py)
     `- this process, which ends when its owner does
-         control socket: `attach` from supervisors, with the sandbox's sockets; `detach` from the owner; counts to it
+         control socket: `begin`, `detach` from the owner; `attach` from fork servers, with a sandbox's sockets, or
+         `carry` from the owner, with a stream of them (carried.py); counts and outages to it
          forward.py takes the sandboxes' connections  ->  SOCKS5 on loopback  ->  mitmproxy  ->  the network
 
 Names are resolved here and nowhere else, in the event loop: every connection that mitmproxy opens asks it for the
@@ -31,6 +32,7 @@ from mitmproxy.tools.dump import DumpMaster  # pyright: ignore[reportMissingImpo
 
 from envs.egress import authority, journal, names, policy
 from envs.egress.addon import Addon
+from envs.egress.carried import Carried
 from envs.egress.forward import Gate, Settings
 from envs.egress.resolver import Resolver
 
@@ -43,7 +45,7 @@ class Server:
     def __init__(self, control: socket.socket, rules: policy.Policy, addon: Addon, settings: Settings) -> None:
         """Of one proxy; `control` is the owner's."""
         self._control, self._addon, self._settings = control, addon, settings
-        self._gates: dict[str, Gate] = {}
+        self._gates: dict[str, Gate | Carried] = {}
         self._policy = rules
         self.port = 0
         self.is_over = asyncio.Event()
@@ -63,13 +65,24 @@ class Server:
         if request["op"] in ("close", "killed"):
             self.was_killed = request["op"] == "killed"
             self.is_over.set()
+        elif request["op"] == "begin":
+            self._addon.begin(name, request["before"])
         elif request["op"] == "attach":
-            self._addon.begin(name)
             self._gates[name] = Gate(name, fds, self._addon.password, self.port, self._knows, self._settings)
-        elif gate := self._gates.pop(name, None):
-            gate.close()
-            with contextlib.suppress(OSError):
-                self._control.send(json.dumps({"id": name, "counts": self._addon.end(name)}).encode())
+        elif request["op"] == "carry":
+            self._gates[name] = Carried(name, fds[0], self._addon.password, self.port, self._knows, self._settings)
+        elif self._addon.knows(name):
+            if gate := self._gates.pop(name, None):
+                gate.close()
+            self._say({"id": name, "counts": self._addon.end(name)})
+
+    def on_outage(self, name: str, reason: str) -> None:
+        """Tell the owner, before the program can see it."""
+        self._say({"id": name, "outage": reason})
+
+    def _say(self, message: dict[str, Any]) -> None:
+        with contextlib.suppress(OSError):
+            self._control.send(json.dumps(message).encode())
 
     def _knows(self, name: str) -> bool:
         """Whether a name gets an address: those of the internet do, and those of rules."""
@@ -113,6 +126,7 @@ async def serve(control: socket.socket, settings: dict[str, Any], rules: policy.
     )
     master.addons.add(addon)
     server = Server(control, rules, addon, gates)
+    addon.on_outage, gates.on_stalled = server.on_outage, addon.stalled
     running = asyncio.create_task(master.run())
     ports: list[int] = []
     while not ports:

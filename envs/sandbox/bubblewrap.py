@@ -109,12 +109,14 @@ class BubblewrapBackend:
         if egress is not None:
             from envs.egress.client import make_proxy  # without a network, nothing of it is loaded
 
-            self.proxy = make_proxy(egress, run_label, run_dir, self._on_proxy_lost)
+            self.proxy = make_proxy(egress, run_label, run_dir, self._on_outage)
         self._server: ForkServerClient | None = None
         self._state: state.State | None = None
         self._groups: ControlGroups | None = None
         self._snapshots: Snapshots | None = None
         self._sandboxes: dict[str, BubblewrapSandbox] = {}
+        self._online: set[str] = set()
+        """Those with a network."""
         self._layers: dict[str, tuple[str, ...]] = {}
         """By sandbox: the snapshots' layers that it has started from."""
         self._numbers = itertools.count(1)
@@ -222,6 +224,7 @@ class BubblewrapBackend:
         name = f"{next(self._numbers):05d}"
         sleepers = len(self.profile.processes)
         stacked, copied = chain[:MAX_LAYERS], "".join(chain[MAX_LAYERS:])
+        is_online = self.proxy is not None and self.proxy.serves(limits)
         ours, theirs = socket.socketpair()
         group: ControlGroup | None = None
         fds = [theirs.fileno()]
@@ -229,8 +232,8 @@ class BubblewrapBackend:
             if self._groups is not None:
                 group = self._groups.group(name, limits.memory_bytes, limits.num_processes + sleepers)
                 fds += [*group.open_for_attach(), group.open_members()]
-            if self.proxy is not None:
-                fds.append(self.proxy.give())
+            if self.proxy is not None and is_online:
+                fds.append(self.proxy.give(name, limits))
             sandbox = BubblewrapSandbox(
                 f"{self.run_label}/{name}", name, self.workdir, limits, server, ours, group, self, sleepers, self.python
             )
@@ -238,6 +241,7 @@ class BubblewrapBackend:
                 {
                     "id": name,
                     "grouped": group is not None,
+                    "egress": is_online,
                     "disk_bytes": limits.disk_bytes,
                     "snapshots": stacked,
                     "copied": copied,
@@ -262,6 +266,8 @@ class BubblewrapBackend:
                 os.close(fd)
             theirs.close()
         self._sandboxes[name] = sandbox
+        if is_online:
+            self._online.add(name)
         if self._snapshots is not None:
             self._layers[name] = stacked
             self._snapshots.hold(stacked)
@@ -309,19 +315,26 @@ class BubblewrapBackend:
             sandbox = self._sandboxes.pop(ended, None)
             if sandbox is not None:
                 sandbox.ended(reason)
+            self._online.discard(ended)
             if self.proxy is not None:
                 self.proxy.detach(ended)
             layers = self._layers.pop(ended, ())
             if self._snapshots is not None:
                 self._snapshots.release(layers)
 
-    def _on_proxy_lost(self, reason: str) -> None:
+    def heed_network(self) -> None:
+        """Hear of outages that have been by now. Raises nothing."""
+        if self.proxy is not None:
+            self.proxy.heed()
+
+    def _on_outage(self, name: str | None, reason: str) -> None:
         """What runs now may see a broken network, and take it for an answer: it cannot go on."""
-        for name, sandbox in self._sandboxes.items():
-            sandbox.ended(reason)
-            if self._server is not None:
-                with contextlib.suppress(OSError):
-                    self._server.stop(name)
+        for each in list(self._online) if name is None else [name]:
+            if each in self._sandboxes:
+                self._sandboxes[each].ended(reason)
+                if self._server is not None:
+                    with contextlib.suppress(OSError):
+                        self._server.stop(each)
 
     async def close(self) -> None:
         """Stop every sandbox this backend started. Idempotent; raises nothing."""

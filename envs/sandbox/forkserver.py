@@ -201,7 +201,7 @@ class ForkServer:
 
     def _start(self, request: dict[str, Any], fds: list[int]) -> None:
         channel, *rest = fds
-        egress = rest.pop() if self._tree.certificate else -1
+        egress = rest.pop() if request["egress"] else -1
         members = rest.pop() if request["grouped"] else -1
         stdin_read, stdin_write = os.pipe2(os.O_CLOEXEC)
         output_read, output_write = os.pipe2(os.O_CLOEXEC)

@@ -42,6 +42,10 @@ class Keeper(Protocol):
         """See `composer.contract.SandboxBackend`."""
         ...
 
+    def heed_network(self) -> None:
+        """End sandboxes that have seen an outage of the network by now."""
+        ...
+
 
 class BubblewrapSandbox:
     """Keeps `composer.contract.Sandbox`; made by `BubblewrapBackend.start`."""
@@ -355,6 +359,9 @@ class BubblewrapSandbox:
             raise
         if "error" in answer:
             raise SandboxError(f"sandbox {self.id} could not do {request['op']!r}: {answer['error']}")
+        # What a program made of an outage is no answer of its own.
+        self._keeper.heed_network()
+        self._check()
         return answer, payload
 
     async def _exchange(

@@ -1,12 +1,13 @@
 """Taskset `swe_jsonl`: real issues of real repositories, from a file of JSON lines in the shape of SWE-bench.
 
-The repository as it was lies in an image of each instance (or in a folder of each, for backends without images). The
-tests of the right solution come as a diff, which `envs.grading.command_grader` applies to the base state's files; which
+The repository as it was lies in an image of each instance (or in a folder of each, for backends without images). What
+its agent sees of package indexes ends at `created_at`, if the instance says when its issue was opened. The tests of the right solution come as a diff, which `envs.grading.command_grader` applies to the base state's files; which
 tests must pass is in FAIL_TO_PASS and PASS_TO_PASS, as node ids of pytest.
 """
 
 from __future__ import annotations
 
+import datetime
 import json
 import shlex
 from collections.abc import Mapping
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from composer.errors import ConfigError, TaskError
-from composer.types import Split, Task
+from composer.types import CREATED_AT, Split, Task
 from envs.grading.command_grader import Recipe
 from envs.grading.unified_diff import apply_diff, parse_diff
 from envs.tasks.finite import FiniteTaskset
@@ -27,6 +28,8 @@ IMAGE_FIELDS = ("image", "image_name", "docker_image")
 TEST_COMMAND = "python3 -m pytest -p no:cacheprovider --junitxml={report} {test_files}"
 _TESTS_PATCH = "tests.patch"
 _SOLUTION = ".composer_solution.patch"
+_LAST_SECONDS = 10**11
+"""Of the year 5138: numbers above it are milliseconds."""
 _MAX_REPOSITORY_BYTES = 256 * 2**20
 
 
@@ -86,6 +89,7 @@ class SweJsonlTaskset(FiniteTaskset):
                 raise ConfigError("env.taskset.args.path", path, f"it holds instance {instance} twice")
             try:
                 parse_diff(record["test_patch"].encode())
+                record["created_at"] = _date(record.get("created_at"))
                 record["tests"] = [_ids(record, "FAIL_TO_PASS"), _ids(record, "PASS_TO_PASS")]
             except ValueError as error:
                 raise ConfigError("env.taskset.args.path", path, f"instance {instance}: {error}") from None
@@ -152,6 +156,7 @@ class SweJsonlTaskset(FiniteTaskset):
             metadata={
                 "repo": instance.get("repo", ""),
                 "base_commit": instance.get("base_commit", ""),
+                **({CREATED_AT: instance["created_at"]} if instance["created_at"] else {}),
                 **recipe.to_metadata(),
             },
         )
@@ -171,6 +176,23 @@ def _ids(record: Mapping[str, Any], field: str) -> tuple[str, ...]:
     if field == "FAIL_TO_PASS" and not value:
         raise ValueError(f"{field} is empty, so nothing tells right from wrong")
     return tuple(value)
+
+
+def _date(value: Any) -> str:
+    """A moment in ISO 8601, of such a text or of seconds or milliseconds since 1970; "": there is none.
+
+    Raises:
+        ValueError: it is neither.
+    """
+    if value is None or value == "":
+        return ""
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        seconds = value / 1000 if value > _LAST_SECONDS else value
+        return datetime.datetime.fromtimestamp(seconds, datetime.UTC).isoformat()
+    try:
+        return datetime.datetime.fromisoformat(str(value).removesuffix(" UTC")).isoformat()
+    except ValueError:
+        raise ValueError(f"created_at={value!r} is no date such as 2024-05-01T12:00:00Z") from None
 
 
 def _image(record: Mapping[str, Any], template: str) -> str:

@@ -18,22 +18,27 @@ import logging
 import posixpath
 import re
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import docker
 
 from composer.contract import Finding, SandboxLimits, Snapshot
 from composer.errors import SandboxError, SandboxStartError
+from envs.sandbox import state
 from envs.sandbox.docker import checks, images, owner, prepared, scenery
 from envs.sandbox.docker.container import Settings, check_limits, is_below
 from envs.sandbox.docker.engine import Engine, EngineRefusal
 from envs.sandbox.docker.once import Once
-from envs.sandbox.docker.sandbox import DockerSandbox
+from envs.sandbox.docker.sandbox import DockerSandbox, Online
 from envs.sandbox.docker.snapshots import SnapshotStore
 from envs.sandbox.realism import audit as realism
 from envs.sandbox.realism.load import load_profile
+
+if TYPE_CHECKING:
+    from envs.egress.client import Proxy
 
 log = logging.getLogger(__name__)
 
@@ -64,6 +69,8 @@ class DockerBackend:
         host: str | None = None,
         answer_s: float = 30.0,
         profile: str = "developer",
+        egress: dict[str, Any] | None = None,
+        run_dir: str = "",
     ) -> None:
         """Nothing is sent to the engine before the first sandbox starts.
 
@@ -74,12 +81,15 @@ class DockerBackend:
             workdir: absolute path in the sandbox in which commands start.
             user: name of the sandbox's user; None: the profile's.
             hostname: of the sandbox; None: the profile's.
-            host: the engine's address, unix:// or tcp://; None: `DOCKER_HOST`, or the default socket.
+            host: the engine's address, unix://, tcp:// or ssh://; None: `DOCKER_HOST`, or the default socket.
             answer_s: seconds in which the engine has to answer.
             profile: what sandboxes look like (realism/profiles): `developer`, `plain`, or a YAML file of your own.
+            egress: what they may ask of the network (`envs.egress.policy.Policy`); None: they have none.
+            run_dir: of the run, in which `egress/` is for the log of what they asked; "": there is none.
 
         Raises:
             ValueError: an argument cannot be what it names.
+            ConfigError: `egress` holds something that it cannot.
         """
         if not re.fullmatch(r"/[A-Za-z0-9._/-]*", workdir) or ".." in Path(workdir).parts or Path(workdir) == Path("/"):
             raise ValueError(f"workdir={workdir!r}: must be an absolute path without '..' and blanks, other than '/'")
@@ -99,6 +109,14 @@ class DockerBackend:
         self.profile = profile
         self._settings = Settings(posixpath.normpath(workdir), looks)
         self._engine = Engine(host, answer_s)
+        self.proxy: Proxy | None = None
+        """Through which sandboxes reach the network, if they do."""
+        if egress is not None:
+            from envs.egress.client import make_proxy  # without a network, nothing of it is loaded
+
+            self.proxy = make_proxy(egress, run_label, run_dir, self._on_outage)
+        self._trusted: Once[str, tuple[str, bytes]] = Once()
+        """By prepared image: the relay's image, and the certificates."""
         self._id = uuid.uuid4().hex
         self._numbers = itertools.count(1)
         self._sandboxes: dict[str, DockerSandbox] = {}
@@ -158,11 +176,38 @@ class DockerBackend:
         self, image: str, files: Mapping[str, bytes], limits: SandboxLimits, base: Snapshot | None
     ) -> DockerSandbox:
         name, skeleton = await self._prepare(image)
+        online = None
+        if self.proxy is not None and self.proxy.serves(limits):
+            online = await self._go_online(self.proxy, name)
         if self._settings.hides_groups:
             await self._kept.get(limits, lambda: self._start_twin(image, name, limits))
         sandbox = self._new(image, self._settings, limits)
-        await self._begin(sandbox, name, skeleton, base, files)
+        await self._begin(sandbox, name, skeleton, base, files, online)
         return sandbox
+
+    async def _go_online(self, proxy: Proxy, image: str) -> tuple[str, bytes, Proxy]:
+        """The relay's image and the certificates, for a prepared image."""
+        before = proxy.root
+        await proxy.ready()
+        if proxy.root != before:  # another proxy than the last
+            self._trusted.clear()
+        root = proxy.root
+        assert root is not None
+
+        async def make() -> tuple[str, bytes]:
+            from envs.sandbox.docker import network, relay_image
+
+            version, info = await self._engine.call("describe itself", lambda client: (client.version(), client.info()))
+            what, remedy = relay_image.why_not(version, info)
+            if what:
+                raise SandboxStartError(f"containers cannot reach the egress proxy: {what}; {remedy}")
+            relay = await self._engine.call("import an image", relay_image.provide, _IMAGE_S, for_images=True)
+            folder = await self._engine.call(
+                "show an image's certificates", lambda client: network.certificates(client, image, root)
+            )
+            return relay, folder
+
+        return *await self._trusted.get(image, make), proxy
 
     async def _start_twin(self, image: str, name: str, limits: SandboxLimits) -> None:
         """See in a container that hides nothing whether the engine keeps these limits."""
@@ -183,6 +228,7 @@ class DockerBackend:
             self._snapshots,
             self._fork,
             self._forget,
+            self.proxy.heed if self.proxy is not None else lambda: None,
         )
         self._sandboxes[sandbox.name] = sandbox
         return sandbox
@@ -194,14 +240,30 @@ class DockerBackend:
         skeleton: list[str],
         base: Snapshot | None,
         files: Mapping[str, bytes],
+        online: tuple[str, bytes, Proxy] | None = None,
     ) -> None:
         labels = owner.labels(self.run_label, self._id)
+        given = self._online(sandbox, *online) if online is not None else None
         try:
             archive = self._snapshots.open(base) if base is not None else None
-            await sandbox.begin(name, prepared.skeleton_command(skeleton), labels, archive, files)
+            await sandbox.begin(name, prepared.skeleton_command(skeleton), labels, archive, files, given)
         except BaseException:
             await sandbox.stop()
             raise
+
+    def _online(self, sandbox: DockerSandbox, relay: str, certificates: bytes, proxy: Proxy) -> Online:
+        from envs.egress import trust
+        from envs.sandbox.docker.network import Network
+
+        number = sandbox.id.rpartition("/")[2]
+        network = Network(self._engine, proxy, number, sandbox.name, sandbox.lose)
+        return Online(network, relay, certificates, trust.variables())
+
+    def _on_outage(self, number: str | None, reason: str) -> None:
+        """What runs now may see a broken network, and take it for an answer: it cannot go on."""
+        for sandbox in list(self._sandboxes.values()):
+            if sandbox.is_online and number in (None, sandbox.id.rpartition("/")[2]):
+                sandbox.lose(reason)
 
     def _forget(self, name: str) -> None:
         self._sandboxes.pop(name, None)
@@ -267,6 +329,9 @@ class DockerBackend:
             await asyncio.wait(starting)
         await asyncio.gather(*(sandbox.stop() for sandbox in list(self._sandboxes.values())))
         self._sandboxes.clear()
+        if self.proxy is not None:
+            self.proxy.close()
+        self._trusted.clear()
         self._snapshots.clear()
         self._engine.close()
         self._prepared.clear()
@@ -279,10 +344,26 @@ class DockerBackend:
         def is_there() -> bool:
             return self._engine.call_now("look for an image", lambda client: images.is_there(client, self.image))
 
+        from envs.egress.client import finding
+
         try:
-            return checks.check(self._engine, is_there, self._trial)
+            return [*checks.check(self._engine, is_there, self._trial), *self._check_network(finding)]
         except SandboxError as e:
             return [Finding("Docker engine", False, str(e), "look at the image's name, and at the engine's own log")]
+
+    def _check_network(self, finding: Callable[[bool], Finding]) -> list[Finding]:
+        """What keeps containers from the proxy, where they are to reach it."""
+        if self.proxy is None:
+            return []
+        from envs.sandbox.docker import relay_image
+
+        try:
+            version, info = self._engine.call_now("describe itself", lambda client: (client.version(), client.info()))
+        except SandboxError:
+            return [finding(True)]  # of which more has been said already
+        what, remedy = relay_image.why_not(version, info)
+        detail = what or "a relay beside each container can lead to the egress proxy"
+        return [finding(True), Finding("network relay", not what, detail, remedy)]
 
     async def _trial(self) -> None:
         """Start a sandbox of a backend like this one and run a command in it."""
@@ -314,6 +395,7 @@ class DockerBackend:
             How many containers were removed.
         """
         try:
+            state.sweep()  # the sockets of tunnels, and of proxies
             return self._engine.call_now("list containers", owner.remove_dead)
         except SandboxError as e:
             log.debug("nothing could be swept: %s", e)

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import math
 import posixpath
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import docker
@@ -41,6 +42,9 @@ OPEN_FILES = 1024
 _LEAST_MEMORY_BYTES = 32 * 2**20
 _LEAST_DISK_BYTES = 2**20
 PAGE_BYTES = 4096
+CERTIFICATES = "/etc/ssl/certs"
+"""In a sandbox with a network a file system in memory, which root alone can write to: with the proxy's in it."""
+_CERTIFICATES_BYTES = 2**22
 _SHARED_MEMORY = "/dev/shm"
 _TMP = "/tmp"
 
@@ -130,9 +134,18 @@ def check_limits(limits: SandboxLimits) -> None:
 
 
 def create(
-    client: docker.APIClient, image: str, name: str, settings: Settings, limits: SandboxLimits, labels: dict[str, str]
+    client: docker.APIClient,
+    image: str,
+    name: str,
+    settings: Settings,
+    limits: SandboxLimits,
+    labels: dict[str, str],
+    trusted: Mapping[str, str] | None = None,
 ) -> list[str]:
-    """Make a container, which does not run yet, and return the engine's warnings."""
+    """Make a container, which does not run yet, and return the engine's warnings.
+
+    One that is to have a network has `trusted`: variables that say where its certificates are.
+    """
     rlimits = {
         "core": (0, 0),
         "fsize": (limits.file_bytes, limits.file_bytes),
@@ -148,6 +161,8 @@ def create(
         place: f"{options},mode={modes.get(place, '0755')},size={size},nr_inodes={size // PAGE_BYTES}"
         for place, size in places.items()
     }
+    if trusted is not None:
+        tmpfs[CERTIFICATES] = f"rw,noexec,nosuid,nodev,uid=0,gid=0,mode=0755,size={_CERTIFICATES_BYTES},nr_inodes=4096"
     host_config = client.create_host_config(
         network_mode="none",
         ipc_mode="private",
@@ -176,7 +191,7 @@ def create(
         hostname=settings.profile.hostname,
         user="0:0",
         working_dir="/",
-        environment=settings.environment,
+        environment=settings.environment | dict(trusted or {}),
         labels=labels,
         healthcheck={"test": ["NONE"]},
         host_config=host_config,

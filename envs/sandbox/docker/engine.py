@@ -1,8 +1,8 @@
 """The connection to a Docker engine. The SDK blocks: its calls run in a bounded pool of threads, each with a deadline.
 
 Streams are different: once an exec has begun, its connection is a plain socket that the event loop serves itself, so
-a command that takes long holds no thread. That is why the engine has to be reached by a plain socket (unix:// or
-tcp://); for one behind TLS or SSH, forward its socket with ssh.
+a command that takes long holds no thread. That is why the engine has to be reached by a plain socket: one behind TLS
+or SSH is, through a socket of ours (tunnel.py).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import contextlib
 import os
 import socket
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -23,10 +23,12 @@ import requests
 import urllib3
 
 from composer.errors import SandboxError
+from envs.sandbox.docker import tunnel
 from envs.sandbox.docker.stream import ExecStream
 
 T = TypeVar("T")
 
+_SCHEMES = ("unix://", "tcp://", "http://", "https://", "ssh://")
 DEFAULT_ADDRESS = "unix:///var/run/docker.sock"
 LEAST_API = (1, 41)
 """Docker 20.10, the first with private control-group namespaces."""
@@ -71,12 +73,13 @@ class Engine:
         """Choose the engine.
 
         Args:
-            host: its address; None: `DOCKER_HOST`, or the default socket.
+            host: its address (unix://, tcp://, ssh://); None: `DOCKER_HOST`, or the default socket. DOCKER_TLS_VERIFY
+                and DOCKER_CERT_PATH say of tcp:// what they say to Docker's own clients.
             answer_s: seconds in which it has to answer a call.
         """
         self.address = host or os.environ.get("DOCKER_HOST") or DEFAULT_ADDRESS
         self.answer_s = answer_s
-        self._uses_tls = host is None and bool(os.environ.get("DOCKER_TLS_VERIFY"))
+        self._tunnel: tunnel.Tunnel | None = None
         self._pool: ThreadPoolExecutor | None = None
         self._clients: dict[int, docker.APIClient] = {}
         self._lock = threading.Lock()
@@ -125,17 +128,22 @@ class Engine:
             error.status, error.said = e.status_code or 0, said
             raise error from e
         except (docker.errors.DockerException, requests.RequestException, urllib3.exceptions.HTTPError, OSError) as e:
-            raise SandboxError(f"the Docker engine at {self.address} did not {what}: {_reason(e)}") from e
+            is_way = isinstance(e, tunnel.TunnelError)
+            why = str(e) if is_way else getattr(self._tunnel, "failure", "") or _reason(e)
+            raise SandboxError(f"the Docker engine at {self.address} did not {what}: {why}") from e
 
     def _client(self, silence_s: int) -> docker.APIClient:
-        if self._uses_tls or not self.address.startswith(("unix://", "tcp://", "http://")):
-            raise docker.errors.DockerException(
-                "only unix:// and plain tcp:// addresses can be used; forward the engine's socket with "
-                "`ssh -nNT -L /tmp/docker.sock:/var/run/docker.sock MACHINE` and name unix:///tmp/docker.sock"
-            )
+        if not self.address.startswith(_SCHEMES):
+            raise docker.errors.DockerException(f"its address must begin with one of {', '.join(_SCHEMES)}")
         with self._lock:
+            if self._tunnel is not None and not self._tunnel.is_open():
+                self._tunnel.close()
+                self._tunnel = None
+                self._clients.clear()
             if silence_s not in self._clients:
-                client = docker.APIClient(self.address, version="auto", timeout=silence_s, max_pool_size=_THREADS)
+                self._tunnel = self._tunnel or tunnel.open_tunnel(self.address)
+                address = self._tunnel.address if self._tunnel is not None else self.address
+                client = docker.APIClient(address, version="auto", timeout=silence_s, max_pool_size=_THREADS)
                 # No proxy of the environment stands between here and an engine.
                 client.trust_env = False
                 self._clients[silence_s] = client
@@ -169,7 +177,36 @@ class Engine:
             )
             return _take_over(made["Id"], client.exec_start(made["Id"], socket=True))
 
-        opening = asyncio.ensure_future(self.call(f"start {argv[0]!r} in container {container}", start))
+        return await self._opened(self.call(f"start {argv[0]!r} in container {container}", start))
+
+    async def run_attached(self, what: str, make: Callable[[docker.APIClient], str]) -> ExecStream:
+        """Make a container, start it, and take over the streams of its first process.
+
+        Args:
+            what: for the error.
+            make: makes it, with an open standard input; returns its id.
+
+        Raises:
+            EngineRefusal: the engine said no.
+            SandboxError: it cannot be reached, or did not answer in time.
+        """
+
+        def start(client: docker.APIClient) -> ExecStream:
+            container = make(client)
+            streams = {"stdin": 1, "stdout": 1, "stderr": 1, "stream": 1}
+            stream = _take_over("", client.attach_socket(container, params=streams))
+            try:
+                client.start(container)
+            except BaseException:
+                stream.close()
+                raise
+            return stream
+
+        return await self._opened(self.call(what, start))
+
+    async def _opened(self, call: Coroutine[Any, Any, ExecStream]) -> ExecStream:
+        """A stream that is closed if nobody waits for it any more when it is there."""
+        opening = asyncio.ensure_future(call)
         try:
             return await asyncio.shield(opening)
         except asyncio.CancelledError:
@@ -190,8 +227,11 @@ class Engine:
         """Let go of connections and threads. May be used again afterwards."""
         with self._lock:
             clients, self._clients = self._clients, {}
+            way, self._tunnel = self._tunnel, None
         for client in clients.values():
             client.close()
+        if way is not None:
+            way.close()
         pool, self._pool = self._pool, None
         if pool is not None:
             pool.shutdown(wait=False)

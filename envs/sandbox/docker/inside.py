@@ -11,6 +11,7 @@ theirs looks like one of the machine: what does not work is tried again after ev
 from __future__ import annotations
 
 import asyncio
+import io
 import math
 import re
 import time
@@ -284,6 +285,26 @@ class Inside:
 
         code, text = await self._ask(command, sink, payload, timeout_s, lambda text: bytes(text.data[-500:]))
         return code, bytes(text.data)
+
+    async def ask_root(self, command: bytes, payload: bytes) -> tuple[int, bytes]:
+        """Run a command of ours as root, before anything of the user's runs; it takes all of the payload.
+
+        Returns:
+            Exit code and output.
+
+        Raises:
+            SandboxError: the sandbox is gone or does not answer.
+        """
+        text = _Text(2**16)
+        shell = await self.open_shell(ROOT, report=False)
+        try:
+            taken = (io.BytesIO(payload), len(payload))
+            ended = await shell.run(command, text.add, time.monotonic() + ARCHIVE_S, taken)
+        except (ShellEndedError, TimeoutError) as e:
+            raise await self.loss("its root's shell does not answer") from e
+        finally:
+            shell.stream.close()
+        return ended.exit_code, bytes(text.data)
 
     async def pack(self, command: bytes, file: BinaryIO, most: int) -> int:
         """Run a command of ours as the user and write its output to a file; returns its exit code.

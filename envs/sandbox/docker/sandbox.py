@@ -11,8 +11,9 @@ import os
 import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from socket import socket
-from typing import Any, BinaryIO, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 import docker
 
@@ -27,9 +28,25 @@ from envs.sandbox.docker.execution import unsayable
 from envs.sandbox.docker.inside import ARCHIVE_S, Inside
 from envs.sandbox.docker.snapshots import SnapshotStore
 
+if TYPE_CHECKING:
+    from envs.sandbox.docker.network import Network
+
 log = logging.getLogger(__name__)
 
 _REMOVED_S = 60.0
+
+
+@dataclass(frozen=True)
+class Online:
+    """What a sandbox with a network takes."""
+
+    network: Network
+    image: str
+    """Of the relay."""
+    certificates: bytes
+    """An archive of those that it is to trust."""
+    variables: dict[str, str]
+    """That say where they are."""
 
 
 class DockerSandbox:
@@ -46,6 +63,7 @@ class DockerSandbox:
         snapshots: SnapshotStore,
         fork: Callable[[Snapshot, SandboxLimits], Awaitable[DockerSandbox]],
         on_stopped: Callable[[str], None],
+        heed_network: Callable[[], None] = lambda: None,
     ) -> None:
         """Nothing has started.
 
@@ -59,6 +77,7 @@ class DockerSandbox:
             snapshots: takes those of this sandbox.
             fork: starts a sandbox from a snapshot.
             on_stopped: called with the container's name when nothing of it is left.
+            heed_network: called before an answer counts: it calls `lose` of sandboxes that have seen an outage by now.
         """
         self.id, self.name, self.workdir = id, name, settings.workdir
         self._image, self._settings, self._limits = image, settings, limits
@@ -69,6 +88,8 @@ class DockerSandbox:
         self._most_memory = 0
         self._is_given_up = False
         self._lost = ""
+        self._heed_network = heed_network
+        self._online: Online | None = None
         self._creating: asyncio.Future[tuple[list[str], dict[str, Any]]] | None = None
         self._stopping: asyncio.Task[None] | None = None
 
@@ -79,6 +100,7 @@ class DockerSandbox:
         labels: dict[str, str],
         base: tuple[BinaryIO, int] | None,
         contents: Mapping[str, bytes],
+        online: Online | None = None,
     ) -> None:
         """Start the container, see that its limits hold, and fill it.
 
@@ -88,6 +110,7 @@ class DockerSandbox:
             labels: of the container.
             base: an archive that takes the skeleton's place, and its size.
             contents: path -> content of the first files.
+            online: what its network takes; None: it has none.
 
         Raises:
             SandboxStartError: something did not work, or a limit does not hold.
@@ -95,7 +118,8 @@ class DockerSandbox:
         """
 
         def start(client: docker.APIClient) -> tuple[list[str], dict[str, Any]]:
-            warnings = containers.create(client, prepared, self.name, self._settings, self._limits, labels)
+            trusted = online.variables if online is not None else None
+            warnings = containers.create(client, prepared, self.name, self._settings, self._limits, labels, trusted)
             if not self._is_given_up:
                 client.start(self.name)
             if self._is_given_up:  # and nobody is there any more to remove it
@@ -115,6 +139,14 @@ class DockerSandbox:
         _, said = await self._inside.ask(verify.INSIDE)
         swap = inspected["HostConfig"].get("MemorySwap")
         self._inside.has_bash = verify.check_inside(said, self._settings, self._limits, swap)
+        if online is not None:
+            self._online = online
+            code, said = await self._inside.ask_root(
+                files.unpack_command(len(online.certificates)), online.certificates
+            )
+            if code:
+                raise SandboxStartError(f"sandbox {self.id} cannot be made to trust the egress proxy: {shown(said)}")
+            await online.network.begin(online.image, self._limits, labels)
         if base is not None:
             await self._unpack(*base)
         elif skeleton:
@@ -309,6 +341,17 @@ class DockerSandbox:
             self._stopping = asyncio.ensure_future(self._stop())
         await asyncio.shield(self._stopping)
 
+    @property
+    def is_online(self) -> bool:
+        """Whether it has a network."""
+        return self._online is not None
+
+    def lose(self, reason: str) -> None:
+        """What it reaches outside has failed: it cannot go on. Raises nothing."""
+        self._inside.reason = self._inside.reason or reason
+        if self._stopping is None:
+            self._stopping = asyncio.ensure_future(self._stop())
+
     async def _stop(self) -> None:
         self._is_given_up = True
         self._inside.reason = self._inside.reason or "it was stopped"
@@ -318,6 +361,8 @@ class DockerSandbox:
             await asyncio.wait([self._creating])
         deadline = time.monotonic() + _REMOVED_S
         try:
+            if self._online is not None:
+                await self._online.network.close()
             while await self._remove() and time.monotonic() < deadline:
                 await asyncio.sleep(0.02)
         except SandboxError as e:
@@ -342,6 +387,9 @@ class DockerSandbox:
             self._check()
             try:
                 yield
+                # What a program made of an outage is no answer of its own.
+                self._heed_network()
+                self._check()
             except asyncio.CancelledError:
                 # Its answer would be taken for the next call's.
                 self._lost = f"a call of {what!r} was cancelled"

@@ -22,7 +22,10 @@ SMALL = """
     sh cat chmod cp date dd echo env false head id ln ls mkdir mkfifo mv pwd readlink rm seq sleep sha256sum stat tail
     tar tee touch tr true truncate uname wc yes base64 dirname basename sort find grep sed
 """
-FULL = f"{SMALL} awk bash hostname make mknod mount nproc setsid timeout unshare xargs df du cut printf test expr uniq"
+FULL = f"""
+    {SMALL} awk bash curl env getent hostname ip openssl make mknod mount nproc setsid timeout unshare xargs df du cut
+    printf test expr uniq
+"""
 LEFT_OUT = {"test", "tests", "idlelib", "site-packages", "ensurepip", "tkinter", "turtledemo", "lib2to3"}
 PASSWD = b"root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534:nobody:/:/bin/false\n"
 

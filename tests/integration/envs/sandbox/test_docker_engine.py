@@ -373,8 +373,8 @@ def test_without_an_engine_there_is_one_plain_sentence(run: Callable, tmp_path: 
     assert not finding.ok and finding.remedy and "none.sock" in finding.detail
     assert backend.sweep() == 0
     run(backend.close())
-    with pytest.raises(SandboxStartError, match="ssh -nNT -L"):
-        run(DockerBackend("ssh", host="ssh://somebody@somewhere").start({}, SandboxLimits()))
+    with pytest.raises(SandboxStartError, match="its address must begin with one of unix://, tcp://"):
+        run(DockerBackend("odd", host="npipe://somewhere").start({}, SandboxLimits()))
 
 
 def test_check_finds_that_sandboxes_start_here(backend: DockerBackend, run: Callable, docker_engine: str) -> None:

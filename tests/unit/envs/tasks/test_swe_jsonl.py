@@ -117,3 +117,24 @@ def test_what_else_is_refused(tmp_path):
         SweJsonlTaskset(write(tmp_path, INSTANCE))
     with pytest.raises(ConfigError, match=r"args\.repositories=.*name a folder with a folder an instance"):
         SweJsonlTaskset(write(tmp_path, INSTANCE), repositories=str(tmp_path / "nowhere"))
+
+
+@pytest.mark.parametrize(
+    ("created_at", "date"),
+    [
+        ("2022-01-19T17:07:16Z", "2022-01-19T17:07:16+00:00"),
+        ("2022-01-19", "2022-01-19T00:00:00"),
+        (1642612036, "2022-01-19T17:07:16+00:00"),
+        (1642612036000, "2022-01-19T17:07:16+00:00"),
+        ("", ""),
+        (None, ""),
+    ],
+)
+def test_a_task_knows_its_date(tmp_path, created_at, date):
+    taskset = SweJsonlTaskset(write(tmp_path, {**INSTANCE, "created_at": created_at}), image="x", evaluation_share=0.0)
+    assert taskset.task(Split.TRAIN, 0).date == date
+
+
+def test_a_date_that_is_none_is_named(tmp_path):
+    with pytest.raises(ConfigError, match="created_at='last summer' is no date"):
+        SweJsonlTaskset(write(tmp_path, {**INSTANCE, "created_at": "last summer"}), image="x")

@@ -42,6 +42,12 @@ class Upstream:
     """Method, path and headers (names in small letters) of what arrived."""
     pages: dict[str, tuple[str, bytes]] = field(default_factory=dict)
     """Content type and body by host and path; anything else is answered with `hello from <host>`."""
+    statuses: dict[str, int] = field(default_factory=dict)
+    """Status by host and path, in place of 200; 0: it hangs up without an answer, -1: it never answers."""
+    locations: dict[str, str] = field(default_factory=dict)
+    """Where a page leads to, by host and path."""
+    over: threading.Event = field(default_factory=threading.Event)
+    """The server ends."""
 
     def page(self, url: str, content: object, kind: str = "application/json") -> None:
         """Serve something at `host/path`."""
@@ -69,7 +75,14 @@ def serve(folder: Path, hosts: list[str]) -> Iterator[Upstream]:
             upstream.requests.append((self.command, self.path, headers))
             url = f"{headers.get('host', '').partition(':')[0]}{self.path.partition('?')[0]}"
             kind, body = upstream.pages.get(url, ("text/plain", f"hello from {headers.get('host')}\n".encode()))
-            self.send_response(200)
+            status = upstream.statuses.get(url, 302 if url in upstream.locations else 200)
+            if status <= 0:
+                upstream.over.wait(60.0 if status else 0.0)
+                self.close_connection = True
+                return
+            self.send_response(status)
+            if url in upstream.locations:
+                self.send_header("Location", upstream.locations[url])
             self.send_header("Content-Type", kind)
             if kind == CHUNKED:
                 self.send_header("Transfer-Encoding", "chunked")
@@ -96,6 +109,7 @@ def serve(folder: Path, hosts: list[str]) -> Iterator[Upstream]:
     try:
         yield upstream
     finally:
+        upstream.over.set()
         server.shutdown()
         server.server_close()
         thread.join(10)
