@@ -90,6 +90,21 @@ def accepts(cls: Any, key: str) -> tuple[bool, bool]:
     return annotation is not None, in_mapping
 
 
+def fields_where_lost(cls: Any, key: str) -> tuple[str, list[str]]:
+    """The beginning of a dotted key up to the first name that a config of class `cls` cannot have there, and what can.
+
+    Returns:
+        The beginning, and the names in its place; ("", []) if all of the key can be.
+    """
+    parts = key.split(".")
+    for num in range(1, len(parts) + 1):
+        if _annotation_at(cls, ".".join(parts[:num]))[0] is None:
+            above = _without_none(_annotation_at(cls, ".".join(parts[: num - 1]))[0]) if num > 1 else cls
+            names = [f.name for f in dataclasses.fields(above)] if dataclasses.is_dataclass(above) else []
+            return ".".join(parts[:num]), names
+    return "", []
+
+
 def words_at(cls: Any, key: str) -> str:
     """What a person should give at a dotted key; "" if a config of class `cls` cannot have it, or anything fits."""
     annotation = _annotation_at(cls, key)[0]

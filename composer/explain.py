@@ -18,7 +18,7 @@ from hydra.core.override_parser.types import ChoiceSweep, Override
 from hydra.errors import HydraException, MissingConfigException
 from omegaconf.errors import OmegaConfBaseException
 
-from composer.binding import MISSING, accepts, leaf_keys, suggest, unknown_key, words_at
+from composer.binding import MISSING, accepts, fields_where_lost, leaf_keys, suggest, unknown_key, words_at
 from composer.errors import ConfigError
 from composer.schema import Config
 
@@ -149,7 +149,12 @@ def _no_such_key(session: HydraSession, overrides: Sequence[str], _: str, key: s
         return ConfigError(key, value, f"not in the composed config: write `+{key}={value}` to add it")
     if accepts(Config, key)[0]:
         return ConfigError(key, value, "is not there, so there is nothing to remove: leave it out")
-    return unknown_key(key, value, siblings, Config)
+    lost, fields = fields_where_lost(Config, key)
+    before, _, wrong = lost.rpartition(".")
+    if hint := suggest(wrong, fields):
+        meant = ".".join(filter(None, (before, hint))) + key.removeprefix(lost)
+        return ConfigError(key, value, f"no such key; did you mean `{meant}`?")
+    return unknown_key(key, value, siblings or fields, Config)
 
 
 def _exists(_: HydraSession, overrides: Sequence[str], __: str, key: str) -> ConfigError:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from composer.binding import suggest
 from composer.choices import MonitorEffect
 from composer.endpoints import check_endpoint
 from composer.errors import ConfigError
@@ -52,7 +53,9 @@ def check_monitor(monitor: MonitorConfig) -> None:
     ):
         for name in given:
             if name not in known:
-                raise ConfigError(f"env.monitor.{key}", name, f"no such rule or kind; there are {', '.join(names)}")
+                hint = suggest(name, names)
+                meant = f"did you mean {str(hint)!r}?" if hint else f"there are {', '.join(names)}"
+                raise ConfigError(f"env.monitor.{key}", name, f"no such rule or kind; {meant}")
     judge = monitor.judge
     if judge.url is not None:
         check_endpoint("env.monitor.judge.url", judge.url)

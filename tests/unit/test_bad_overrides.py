@@ -218,3 +218,28 @@ def test_no_input_is_answered_by_a_traceback(sign: str, key: str, value: str) ->
     if code:
         assert said.startswith("composer: ") and said.count("\n") == 1, said
         assert key.split(".")[0] in said or "names no key" in said, said
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("mix.phases.sft.tokns=1", "mix.phases.sft.tokens"),
+        ("mix.phases.sft.source.sessions.kind=x", "mix.phases.sft.sources.sessions.kind"),
+        ("env.tools.read_file.arg.numbered=true", "env.tools.read_file.args.numbered"),
+        ("env.tools.read_file.prodction.name=x", "env.tools.read_file.production.name"),
+        ("env.tools.read_file.production.argument.path=x", "env.tools.read_file.production.arguments.path"),
+        ("env.agent.files.agent.txt=x", "env.agent.files.agent.text"),
+        ("env.limts.memory_bytes=3", "env.limits.memory_bytes"),
+    ],
+)
+def test_the_part_of_a_key_that_is_wrong_is_the_one_that_is_mended(typed: str, meant: str) -> None:
+    """Also where names are free above it."""
+    key, _, value = typed.partition("=")
+    check_sentence([typed], f"{key}={value!r}: no such key; did you mean `{meant}`?")
+
+
+def test_commands_that_are_mistyped() -> None:
+    check_sentence(
+        ["audt"], "audt: is neither a command (plan, doctor, audit, tasks,", "did you mean `composer audit`?"
+    )
+    check_sentence(["env.monitor.effects.histry=zero"], "'histry': no such rule or kind; did you mean 'history'?")
