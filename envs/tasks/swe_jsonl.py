@@ -1,8 +1,9 @@
 """Taskset `swe_jsonl`: real issues of real repositories, from a file of JSON lines in the shape of SWE-bench.
 
 The repository as it was lies in an image of each instance (or in a folder of each, for backends without images). What
-its agent sees of package indexes ends at `created_at`, if the instance says when its issue was opened. The tests of the right solution come as a diff, which `envs.grading.command_grader` applies to the base state's files; which
-tests must pass is in FAIL_TO_PASS and PASS_TO_PASS, as node ids of pytest.
+its agent sees of package indexes ends at `created_at`, if the instance says when its issue was opened. The tests of the
+right solution come as a diff, which `envs.grading.command_grader` applies to the base state's files; which tests must
+pass is in FAIL_TO_PASS and PASS_TO_PASS, as node ids of pytest.
 """
 
 from __future__ import annotations

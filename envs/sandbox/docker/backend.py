@@ -32,13 +32,14 @@ from envs.sandbox.docker import checks, images, owner, prepared, scenery
 from envs.sandbox.docker.container import Settings, check_limits, is_below
 from envs.sandbox.docker.engine import Engine, EngineRefusal
 from envs.sandbox.docker.once import Once
-from envs.sandbox.docker.sandbox import DockerSandbox, Online
+from envs.sandbox.docker.sandbox import DockerSandbox
 from envs.sandbox.docker.snapshots import SnapshotStore
 from envs.sandbox.realism import audit as realism
 from envs.sandbox.realism.load import load_profile
 
 if TYPE_CHECKING:
     from envs.egress.client import Proxy
+    from envs.sandbox.docker.network import Online
 
 log = logging.getLogger(__name__)
 
@@ -253,7 +254,7 @@ class DockerBackend:
 
     def _online(self, sandbox: DockerSandbox, relay: str, certificates: bytes, proxy: Proxy) -> Online:
         from envs.egress import trust
-        from envs.sandbox.docker.network import Network
+        from envs.sandbox.docker.network import Network, Online
 
         number = sandbox.id.rpartition("/")[2]
         network = Network(self._engine, proxy, number, sandbox.name, sandbox.lose)

@@ -21,6 +21,7 @@ import socket
 import tarfile
 import uuid
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -173,6 +174,19 @@ class Network:
             while data := await loop.sock_recv(channel, _CHUNK):
                 await stream.send(data)
         stream.end_input()
+
+
+@dataclass(frozen=True)
+class Online:
+    """What a sandbox with a network takes."""
+
+    network: Network
+    image: str
+    """Of the relay."""
+    certificates: bytes
+    """An archive of those that it is to trust."""
+    variables: dict[str, str]
+    """That say where they are."""
 
 
 def certificates(client: docker.APIClient, image: str, root: tuple[str, str]) -> bytes:

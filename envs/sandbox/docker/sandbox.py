@@ -11,7 +11,6 @@ import os
 import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
 from socket import socket
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
@@ -29,24 +28,11 @@ from envs.sandbox.docker.inside import ARCHIVE_S, Inside
 from envs.sandbox.docker.snapshots import SnapshotStore
 
 if TYPE_CHECKING:
-    from envs.sandbox.docker.network import Network
+    from envs.sandbox.docker.network import Online
 
 log = logging.getLogger(__name__)
 
 _REMOVED_S = 60.0
-
-
-@dataclass(frozen=True)
-class Online:
-    """What a sandbox with a network takes."""
-
-    network: Network
-    image: str
-    """Of the relay."""
-    certificates: bytes
-    """An archive of those that it is to trust."""
-    variables: dict[str, str]
-    """That say where they are."""
 
 
 class DockerSandbox:
