@@ -12,6 +12,7 @@ from composer.redaction import HIDDEN, hide_named, named_secret, secret_in, secr
 _VARIABLE = re.compile(
     r"\$\{oc\.env:\s*([A-Za-z0-9_]*(?:TOKEN|SECRET|PASSWORD|PASSWD|API_?KEY|CREDENTIAL)[A-Za-z0-9_]*)", re.IGNORECASE
 )
+_NAMES_A_VARIABLE = re.compile(r"(?:key|token|password|secret|header)_env$")
 _NAMES_OF_OTHERS = ("env.monitor.effects.", "env.monitor.honeypots.places.")
 """Mappings whose names are kinds of findings and baits."""
 _SANDBOX = (
@@ -72,5 +73,7 @@ def _secrets(value: Any, key: str, name: str) -> Iterator[tuple[str, str, str]]:
             yield key, hide_named(value), f"would be stored as what the variable {variable[1]} holds"
         elif why := secret_in(value):
             yield key, HIDDEN, why
+        elif value and _NAMES_A_VARIABLE.search(name) and not re.fullmatch(r"[A-Za-z_]\w*", value):
+            yield key, HIDDEN, "is no name of an environment variable, and maybe what one should hold"
     if not key.startswith(_NAMES_OF_OTHERS) and (why := named_secret(name, value)):
         yield key, HIDDEN, why

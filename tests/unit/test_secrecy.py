@@ -41,6 +41,12 @@ HELD = [
     ),
     ("env.monitor.judge.url='http://me:hunter2@host/v1'", "env.monitor.judge.url", "api_key_env"),
     ("env.monitor.judge.url='http://host/v1?key=hunter2'", "env.monitor.judge.url", "api_key_env"),
+    ("autoinstall.proposer.api_key_env=hunter2-with-4-words", "autoinstall.proposer.api_key_env", "no name of an"),
+    (
+        "env.sandbox.args.egress={rules: [{host: a.com, header: Authorization, header_env: 'Bearer hunter2'}]}",
+        "env.sandbox.args.egress.rules[0].header_env",
+        "no name of an environment variable",
+    ),
     ("tracking.uri='postgresql://me:hunter2/x@host/db'", "tracking.uri", "PGPASSWORD"),
     ("tracking.uri='https://hunter2@host'", "tracking.uri", "MLFLOW_TRACKING_TOKEN"),
     ("launcher.args.redis_password=hunter2", "launcher.args.redis_password", "`redis_password_env`"),

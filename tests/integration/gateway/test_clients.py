@@ -167,6 +167,48 @@ def test_anthropic_messages(runner: asyncio.Runner, chat: Chat, streaming: bool)
     runner.run(play())
 
 
+def test_parallel_calls_come_through_every_stream(runner: asyncio.Runner, chat: Chat) -> None:
+    """Chat completions have them in their own test."""
+
+    async def responses() -> None:
+        async with served(chat, [f"I look.\n{CALL}{CALL}", "Done."]) as s:
+            items: list = [{"role": "user", "content": "List."}]
+            for number_of_calls in (2, 0):
+                async with s.openai.responses.stream(model="m", input=items, tools=RESPONSE_TOOLS) as stream:
+                    deltas = [e.delta async for e in stream if e.type == "response.function_call_arguments.delta"]
+                    done = await stream.get_final_response()
+                calls = [item for item in done.output if item.type == "function_call"]
+                assert deltas == [c.arguments for c in calls] == ['{"command":"ls -l"}'] * number_of_calls
+                assert len({c.call_id for c in calls}) == number_of_calls
+                items += [item.model_dump() for item in done.output]
+                items += [
+                    {"type": "function_call_output", "call_id": c.call_id, "output": f"file {i}"}
+                    for i, c in enumerate(calls)
+                ]
+            s.is_one_path(2)
+            assert s.record.turns[0].observation == "file 0\nfile 1"
+
+    async def messages() -> None:
+        async with served(chat, [f"{CALL}{CALL}", "Done."]) as s:
+            said: list = [{"role": "user", "content": "List."}]
+            for number_of_calls in (2, 0):
+                given = {"model": "m", "max_tokens": 100, "messages": said, "tools": MESSAGE_TOOLS}
+                async with s.anthropic.messages.stream(**given) as stream:
+                    pieces = [e.partial_json async for e in stream if e.type == "input_json"]
+                    done = await stream.get_final_message()
+                calls = [block for block in done.content if block.type == "tool_use"]
+                assert pieces == ['{"command":"ls -l"}'] * number_of_calls == pieces[: len(calls)]
+                results = [
+                    {"type": "tool_result", "tool_use_id": c.id, "content": f"file {i}"} for i, c in enumerate(calls)
+                ]
+                said += [{"role": "assistant", "content": done.content}, {"role": "user", "content": results}]
+            s.is_one_path(2)
+            assert s.record.turns[0].tool_calls == [LS, LS] and s.record.turns[0].observation == "file 0\nfile 1"
+
+    runner.run(responses())
+    runner.run(messages())
+
+
 def test_an_answer_of_nothing_goes_back_as_what_it_was(runner: asyncio.Runner, chat: Chat) -> None:
     async def play() -> None:
         async with served(chat, ["", "yes"]) as s:
