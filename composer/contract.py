@@ -194,7 +194,11 @@ class Sandbox(Protocol):
 
 
 class SandboxBackend(Protocol):
-    """Starts sandboxes of one kind."""
+    """Starts sandboxes of one kind.
+
+    One whose sandboxes keep their files in memory says `files_in_memory = True`: a config whose `disk_bytes` is more
+    than half of `memory_bytes` is then refused by the plan already, and not by every start.
+    """
 
     async def start(
         self, files: Mapping[str, bytes], limits: SandboxLimits, *, image: str = "", base: Snapshot | None = None
@@ -208,7 +212,8 @@ class SandboxBackend(Protocol):
             base: the state that it starts from, of a sandbox of this backend; its image is then the snapshot's.
 
         Raises:
-            SandboxStartError: it could not start, a limit could not be applied, or there is no such image or snapshot.
+            SandboxStartError: it could not start, a limit could not be applied, or there is no such image.
+            SnapshotGoneError: there is no such snapshot any more; a kind of `SandboxStartError`.
         """
         ...
 

@@ -84,6 +84,10 @@ class SandboxStartError(SandboxError):
     """A sandbox could not be started, or one of its limits could not be applied."""
 
 
+class SnapshotGoneError(SandboxStartError):
+    """The snapshot from which a sandbox was to start was dropped, or went with its backend."""
+
+
 class ToolCallError(ComposerError):
     """The model's tool call is malformed. It is shown to the model as a tool result."""
 

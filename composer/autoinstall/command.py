@@ -13,7 +13,7 @@ from composer.autoinstall.pipeline import Ended, Machinery, Result, autoinstall
 from composer.autoinstall.record import Output
 from composer.contract import SandboxBackend, SandboxLimits, Tool
 from composer.errors import ConfigError
-from composer.instantiate import instantiate
+from composer.instantiate import GIVEN, check_target, instantiate
 from composer.schema import Config
 from composer.streams import say
 
@@ -27,17 +27,27 @@ def autoinstall_all(config: Config) -> int:
         0 if every one is installed or dropped, 1 if one has to be tried again.
 
     Raises:
-        ConfigError: there is no repository, a tool is not there, an agent's key is not set.
+        ConfigError: there is no repository, a tool is not there, an agent's key is not set, a limit cannot be kept.
         MachineError: the output cannot be written.
     """
     if not config.autoinstall.repositories:
         raise ConfigError("autoinstall.repositories", [], "name a folder, a *.bundle or a git URL")
+    _check_limits(config)
     tools = {agent: _tools(config, agent) for agent in ("proposer", "installer")}
     with Output(Path(config.autoinstall.output).expanduser().absolute()).opened() as output:
         results = asyncio.run(_all(config, tools, output))
     counts = Counter(result.ended for result in results)
     say(", ".join(f"{counts[ended]} {ended}" for ended in Ended if counts[ended]) + f": {output.folder}")
     return 0 if all(r.ended in (Ended.INSTALLED, Ended.DROPPED) for r in results) else EXIT_UNFINISHED
+
+
+def _check_limits(config: Config) -> None:
+    limits, target = config.autoinstall.limits, config.env.sandbox
+    backend = check_target(target, config.plugins, key="env.sandbox", given=GIVEN["env.sandbox"])
+    if getattr(backend, "files_in_memory", False) and limits.disk_bytes > limits.memory_bytes // 2:
+        most = f"autoinstall.limits.memory_bytes ({limits.memory_bytes}), {limits.memory_bytes // 2}"
+        remedy = f"files lie in memory, with what runs: at most half of {most}"
+        raise ConfigError("autoinstall.limits.disk_bytes", limits.disk_bytes, remedy)
 
 
 def _tools(config: Config, agent: str) -> list[Tool]:

@@ -13,12 +13,10 @@ from composer.checks.common import (
     require,
 )
 from composer.errors import PlanError
+from composer.instantiate import GIVEN, check_target
 from composer.models.sizes import sequence_multiple
 from composer.monitor.policy import check_monitor
 from composer.schema import Config, PhaseConfig, PhaseKind, SourceConfig, SourceKind, Stage
-
-_BUBBLEWRAP = "envs.sandbox.bubblewrap.BubblewrapBackend"
-"""Keeps files in memory; a backend of a plugin may have a disk."""
 
 
 def check_stages(config: Config) -> None:
@@ -210,8 +208,9 @@ def check_env(config: Config) -> None:
         f"a sandbox must outlive its episode: at least env.episode_timeout_s ({env.episode_timeout_s:g})",
     )
     limits, most = env.limits, env.limits.memory_bytes // 2
+    backend = check_target(env.sandbox, config.plugins, key="env.sandbox", given=GIVEN["env.sandbox"])
     require(
-        limits.disk_bytes <= most or env.sandbox._target_ != _BUBBLEWRAP,
+        limits.disk_bytes <= most or not getattr(backend, "files_in_memory", False),
         "env.limits.disk_bytes",
         limits.disk_bytes,
         f"files lie in memory, with what runs: at most half of env.limits.memory_bytes ({limits.memory_bytes}), {most}",

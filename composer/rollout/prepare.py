@@ -78,13 +78,9 @@ class PreparedTask:
         self._base: Snapshot | None = None
         self._bare: Snapshot | None = None
         self._failure: TaskError | None = None
-
-    @property
-    def backend(self) -> SandboxBackend:
+        # One for all siblings: graders remember verdicts by backend.
+        self.backend = cast("SandboxBackend", _ForGraders(self, backend)) if task.setup else backend
         """For graders: what they start has been made ready too, if the task has a setup."""
-        return (
-            cast("SandboxBackend", _ForGraders(self, self.agents_backend)) if self.task.setup else self.agents_backend
-        )
 
     async def start(self) -> Sandbox:
         """A sandbox for an agent.

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from composer.contract import Finding, SandboxLimits, Snapshot
-from composer.errors import ConfigError, SandboxError, SandboxStartError
+from composer.errors import ConfigError, SandboxError, SandboxStartError, SnapshotGoneError
 from envs.sandbox import checks, state
 from envs.sandbox.control import ForkServerClient
 from envs.sandbox.limits import ControlGroup, ControlGroups, LimitError
@@ -58,6 +58,9 @@ class BubblewrapBackend:
         ...     await backend.close()
         ...     return result.output
     """
+
+    files_in_memory = True
+    """A tmpfs below the overlay, which counts as the sandbox's memory."""
 
     def __init__(
         self,
@@ -94,6 +97,17 @@ class BubblewrapBackend:
         """
         if not workdir.startswith("/") or ".." in Path(workdir).parts or Path(workdir) == Path("/"):
             raise ValueError(f"workdir={workdir!r}: must be an absolute path without '..', other than '/'")
+        self._arguments: dict[str, Any] = {
+            "workdir": workdir,
+            "user": user,
+            "hostname": hostname,
+            "python": python,
+            "profile": profile,
+            "snapshot_bytes": snapshot_bytes,
+            "folders": tuple(folders),
+            "egress": egress,
+            "run_dir": run_dir,
+        }
         self.profile = load_profile(profile, user=user, hostname=hostname)
         for name, value in (("user", self.profile.user), ("hostname", self.profile.hostname)):
             if not value.replace("-", "").replace("_", "").isalnum():
@@ -120,6 +134,8 @@ class BubblewrapBackend:
         self._layers: dict[str, tuple[str, ...]] = {}
         """By sandbox: the snapshots' layers that it has started from."""
         self._numbers = itertools.count(1)
+        self._layer_numbers = itertools.count(1)
+        """Of all fork servers that there will be: an old snapshot is never taken for another's."""
 
     async def start(
         self, files: Mapping[str, bytes], limits: SandboxLimits, *, image: str = "", base: Snapshot | None = None
@@ -198,7 +214,7 @@ class BubblewrapBackend:
             if self._groups is not None:
                 self._groups.create()
             self._server = ForkServerClient(rootfs, self._state, self._groups, self._on_ended)
-            self._snapshots = Snapshots(self._server, self.snapshot_bytes)
+            self._snapshots = Snapshots(self._server, self.snapshot_bytes, self._layer_numbers)
         except LimitError as e:
             self._clean_up()
             raise SandboxStartError(str(e)) from e
@@ -217,7 +233,7 @@ class BubblewrapBackend:
             return ()
         chain = self._snapshots.chain(base) if self._snapshots is not None else None
         if chain is None:
-            raise SandboxStartError(f"snapshot {base.id!r} is not there any more: it was dropped, or its backend ended")
+            raise SnapshotGoneError(f"snapshot {base.id!r} is not there any more: it was dropped, or its backend ended")
         return chain
 
     def _begin(self, server: ForkServerClient, limits: SandboxLimits, chain: tuple[str, ...]) -> BubblewrapSandbox:
@@ -360,9 +376,8 @@ class BubblewrapBackend:
         return [*checks.check(self.run_label, self._trial), finding(required=self.proxy is not None)]
 
     async def _trial(self) -> None:
-        """Start a sandbox of a backend like this one and run a command in it."""
-        trial = BubblewrapBackend(f"{self.run_label}-check", self.workdir, python=self.python)
-        trial.profile = self.profile
+        """Start a sandbox of a backend like this one, its folders and its network included, and run a command in it."""
+        trial = BubblewrapBackend(f"{self.run_label}-check", **self._arguments)
         try:
             sandbox = await trial.start({}, SandboxLimits())
             command = "python3 -m pytest --version" if self.python else "true"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import itertools
 import json
 import os
 import socket
@@ -45,7 +46,8 @@ class ForkServerClient:
         self._on_ended = on_ended
         self._loop: asyncio.AbstractEventLoop | None = None
         self._waiting: list[asyncio.Future[None]] = []
-        self._jobs: dict[str, asyncio.Future[int]] = {}
+        self._jobs: dict[int, asyncio.Future[int]] = {}
+        self._job_numbers = itertools.count(1)
         """By the layer that is being made or written."""
         self._is_ready, self.failure = False, ""
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -153,13 +155,14 @@ class ForkServerClient:
             OSError: it failed, and there is no such layer; `ConnectionError`: with the fork server itself.
         """
         self.attach()
-        snapshot = request["snapshot"]
-        future = self._jobs[snapshot] = asyncio.get_running_loop().create_future()
+        # By number: two who save snapshots with a layer in common ask for the same one.
+        job = next(self._job_numbers)
+        future = self._jobs[job] = asyncio.get_running_loop().create_future()
         try:
-            socket.send_fds(self._control, [json.dumps(request).encode()], fds)
+            socket.send_fds(self._control, [json.dumps({**request, "job": job}).encode()], fds)
             return await future
         finally:
-            del self._jobs[snapshot]
+            del self._jobs[job]
 
     def drop(self, snapshot: str) -> None:
         """Let go of a snapshot's memory, as soon as no sandbox has it as a layer. Raises nothing."""
@@ -190,7 +193,7 @@ class ForkServerClient:
                 self._wake()
 
     def _on_done(self, message: dict[str, Any]) -> None:
-        future = self._jobs.get(message["id"])
+        future = self._jobs.get(message["job"])
         if future is None or future.done():
             return  # whoever wanted it has gone, and has dropped the layer
         if number := message["errno"]:

@@ -120,6 +120,8 @@ class _Running:
 class _Job:
     """A layer that is being made, or written to an archive."""
 
+    number: int
+    """Of the owner."""
     op: str
     snapshot: str
     deadline: float
@@ -253,12 +255,12 @@ class ForkServer:
                     raise ProcessLookupError(errno.ESRCH, os.strerror(errno.ESRCH))
                 pid = self._launcher.copy(sandbox.monitor, snapshot, request["max_bytes"])
         except OSError as e:
-            self._tell({"event": "done", "id": snapshot, "errno": e.errno})
+            self._tell({"event": "done", "job": request["job"], "errno": e.errno})
             return
         finally:
             for fd in fds:
                 os.close(fd)
-        self._jobs[pid] = _Job(request["op"], snapshot, time.monotonic() + _JOB_TIMEOUT_S)
+        self._jobs[pid] = _Job(request["job"], request["op"], snapshot, time.monotonic() + _JOB_TIMEOUT_S)
 
     def _end_job(self, job: _Job, status: int) -> None:
         code, used = os.waitstatus_to_exitcode(status), 0
@@ -271,7 +273,7 @@ class ForkServer:
             used = (usage.f_blocks - usage.f_bfree) * usage.f_frsize
         elif job.op != "archive":
             _drop(job.snapshot)
-        self._tell({"event": "done", "id": job.snapshot, "errno": code, "bytes": used})
+        self._tell({"event": "done", "job": job.number, "errno": code, "bytes": used})
 
     def _on_sandbox(self, sandbox: _Running, fd: int) -> None:
         if fd == sandbox.init_pidfd:

@@ -1,26 +1,25 @@
 """Sandboxes that start from environments which `composer autoinstall` made: `image: environment:<folder>`.
 
 A backend around another one. A task, or a taskset for all of its tasks, names the folder as its image; the sandbox then
-starts from the snapshot in there, with the environment's variables set in all that runs. Everything else goes to the
-backend inside, which has to be of the kind that made the snapshot.
+starts from the snapshot in there, with the environment's variables set in all that runs. What is derived from such a
+sandbox has them too: forks, sandboxes from its snapshots, and from states that were saved of it, also in another
+process. Everything else goes to the backend inside, which has to be of the kind that made the snapshot.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib
-import re
-import shlex
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
-from socket import socket
-from typing import Any, cast
+from typing import Any
 
 import yaml
 
-from composer.contract import ExecResult, Finding, Sandbox, SandboxBackend, SandboxLimits, Snapshot
-from composer.errors import SandboxError, SandboxStartError
+from composer.contract import Finding, Sandbox, SandboxBackend, SandboxLimits, Snapshot
+from composer.errors import SandboxError, SandboxStartError, SnapshotGoneError
+from envs.sandbox.variables import checked, pack, partial, unpacked, with_variables
 
 PREFIX = "environment:"
 BACKENDS = {
@@ -28,27 +27,24 @@ BACKENDS = {
     "docker": "envs.sandbox.docker.backend.DockerBackend",
 }
 _RECORD, _SNAPSHOT = "environment.yaml", "snapshot"
-_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-
-
-@dataclass(frozen=True)
-class _Environment:
-    """One that was loaded."""
-
-    snapshot: Snapshot
-    variables: Mapping[str, str]
 
 
 class InstalledEnvironments:
     """Starts sandboxes of another backend from environments' folders."""
 
-    def __init__(self, run_label: str, backend: str = "bubblewrap", args: dict[str, Any] | None = None) -> None:
+    files_in_memory = True
+    """Of either backend inside."""
+
+    def __init__(
+        self, run_label: str, backend: str = "bubblewrap", args: dict[str, Any] | None = None, run_dir: str = ""
+    ) -> None:
         """Choose the backend inside; nothing is loaded before a sandbox asks for it.
 
         Args:
             run_label: as of the backend inside.
             backend: `bubblewrap` or `docker`.
             args: further arguments of its constructor.
+            run_dir: as of the backend inside.
 
         Raises:
             ValueError, TypeError, ConfigError: there is no such backend, or it refuses an argument.
@@ -56,8 +52,12 @@ class InstalledEnvironments:
         if backend not in BACKENDS:
             raise ValueError(f"backend={backend!r}: must be one of {', '.join(BACKENDS)}")
         module, _, name = BACKENDS[backend].rpartition(".")
-        self.inside: SandboxBackend = getattr(importlib.import_module(module), name)(run_label, **(args or {}))
-        self._loaded: dict[str, _Environment] = {}
+        inside = getattr(importlib.import_module(module), name)
+        self.inside: SandboxBackend = inside(run_label, run_dir=run_dir, **(args or {}))
+        self._loaded: dict[str, Snapshot] = {}
+        """By image."""
+        self._variables: dict[str, Mapping[str, str]] = {}
+        """By snapshot, of those whose sandboxes have some."""
         self._loading = asyncio.Lock()
 
     async def start(
@@ -69,24 +69,27 @@ class InstalledEnvironments:
             SandboxStartError: it could not start, or the environment cannot be loaded.
         """
         if base is not None:
-            sandbox = await self.inside.start(files, limits, image=image, base=base)
-            known = next((e for e in self._loaded.values() if e.snapshot == base), None)
-            return _with(sandbox, known.variables) if known else sandbox
+            return await self._start_from(base, files, limits)
         if not image.startswith(PREFIX):
             return await self.inside.start(files, limits, image=image)
         environment = await self._environment(image)
         try:
-            sandbox = await self.inside.start(files, limits, base=environment.snapshot)
-        except SandboxStartError as error:
-            if "is not there any more" not in str(error):
-                raise
+            return await self._start_from(environment, files, limits)
+        except SnapshotGoneError:
             # The backend inside was closed, or has begun anew after trouble; its snapshots went with it.
-            self._loaded.pop(image, None)
-            environment = await self._environment(image)
-            sandbox = await self.inside.start(files, limits, base=environment.snapshot)
-        return _with(sandbox, environment.variables)
+            if self._loaded.get(image) == environment:
+                del self._loaded[image]
+        return await self._start_from(await self._environment(image), files, limits)
 
-    async def _environment(self, image: str) -> _Environment:
+    async def _start_from(self, base: Snapshot, files: Mapping[str, bytes], limits: SandboxLimits) -> Sandbox:
+        variables = self._variables.get(base.id, {})
+        return with_variables(await self.inside.start(files, limits, base=base), variables, self._keep)
+
+    def _keep(self, snapshot: Snapshot, variables: Mapping[str, str]) -> None:
+        if variables:
+            self._variables[snapshot.id] = variables
+
+    async def _environment(self, image: str) -> Snapshot:
         async with self._loading:
             if image not in self._loaded:
                 folder = Path(image.removeprefix(PREFIX)).expanduser()
@@ -100,24 +103,51 @@ class InstalledEnvironments:
                     raise
                 except SandboxError as error:
                     raise SandboxStartError(f"image={image!r}: {error}") from error
-                self._loaded[image] = _Environment(snapshot, variables)
+                self._keep(snapshot, variables)
+                self._loaded[image] = snapshot
             return self._loaded[image]
 
     async def save(self, snapshot: Snapshot, path: Path) -> None:
-        """See `composer.contract.SandboxBackend`."""
-        await self.inside.save(snapshot, path)
+        """Write a snapshot to a file, with its variables; see `composer.contract.SandboxBackend`.
+
+        Raises:
+            OSError: the file cannot be written.
+            SandboxError: there is no such snapshot any more.
+        """
+        variables = self._variables.get(snapshot.id)
+        if not variables:
+            await self.inside.save(snapshot, path)
+            return
+        state = partial(path)
+        try:
+            await self.inside.save(snapshot, state)
+            await asyncio.to_thread(pack, path, variables, state)
+        finally:
+            state.unlink(missing_ok=True)
 
     async def load(self, path: Path) -> Snapshot:
-        """See `composer.contract.SandboxBackend`."""
-        return await self.inside.load(path)
+        """A snapshot from a file that `save` wrote, with its variables; see `composer.contract.SandboxBackend`.
+
+        Raises:
+            OSError: the file cannot be read, or there is no room.
+            SandboxError: it is no snapshot of such a backend.
+        """
+        state = unpacked(path)
+        with contextlib.ExitStack() as stack:
+            inside, variables = await asyncio.to_thread(stack.enter_context, state)
+            snapshot = await self.inside.load(inside)
+        self._keep(snapshot, variables)
+        return snapshot
 
     async def drop(self, snapshot: Snapshot) -> None:
         """See `composer.contract.SandboxBackend`."""
+        self._variables.pop(snapshot.id, None)
         await self.inside.drop(snapshot)
 
     async def close(self) -> None:
         """Stop every sandbox. Idempotent; raises nothing."""
         self._loaded.clear()
+        self._variables.clear()
         await self.inside.close()
 
     def check(self) -> list[Finding]:
@@ -147,54 +177,12 @@ def read_variables(folder: Path) -> dict[str, str]:
     path = folder / _RECORD
     try:
         record = yaml.safe_load(path.read_text(encoding="utf-8"))
-        variables = record["variables"]
         if record["outcome"] != "installed":
             raise ValueError(f"its outcome is {record['outcome']!r:.40}")
-        if not all(isinstance(v, str) and _NAME.fullmatch(k) for k, v in variables.items()):
-            raise ValueError("its variables are no texts")
+        return checked(record["variables"])
     except OSError as error:
         raise SandboxStartError(
             f"{path} cannot be read ({error.strerror}): name an environment's folder of `composer autoinstall`"
         ) from None
     except (ValueError, KeyError, TypeError, AttributeError, yaml.YAMLError) as error:
         raise SandboxStartError(f"{path} is no record of an installed environment ({error!r:.200})") from None
-    return variables
-
-
-def _with(sandbox: Sandbox, variables: Mapping[str, str]) -> Sandbox:
-    return cast("Sandbox", _Prepared(sandbox, variables)) if variables else sandbox
-
-
-class _Prepared:
-    """A sandbox in which all that runs has an environment's variables."""
-
-    def __init__(self, sandbox: Sandbox, variables: Mapping[str, str]) -> None:
-        self._sandbox, self._variables = sandbox, dict(variables)
-        # Only where they are missing: the shell's own changes of them last.
-        self._exports = " ".join(
-            f'[ "${{{name}+set}}" ] || export {name}={shlex.quote(value)};' for name, value in variables.items()
-        )
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._sandbox, name)
-
-    async def shell(self, command: str, timeout_s: float | None = None) -> ExecResult:
-        """See `composer.contract.Sandbox`."""
-        return await self._sandbox.shell(f"{self._exports} {command}", timeout_s)
-
-    async def exec(
-        self,
-        argv: Sequence[str],
-        *,
-        stdin: bytes = b"",
-        env: Mapping[str, str] | None = None,
-        timeout_s: float | None = None,
-        channel: socket | None = None,
-    ) -> ExecResult:
-        """See `composer.contract.Sandbox`."""
-        merged = {**self._variables, **(env or {})}
-        return await self._sandbox.exec(argv, stdin=stdin, env=merged, timeout_s=timeout_s, channel=channel)
-
-    async def fork(self) -> Sandbox:
-        """See `composer.contract.Sandbox`."""
-        return _with(await self._sandbox.fork(), self._variables)

@@ -29,7 +29,7 @@ _KILL = 0x80000000  # SECCOMP_RET_KILL_PROCESS
 _ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _X32_BIT = 0x40000000
 
-_NUMBERS: dict[str, tuple[int | None, int | None]] = {
+REFUSED: dict[str, tuple[int | None, int | None]] = {
     # Mounts and roots. name: (x86_64, aarch64)
     "mount": (165, 40), "umount2": (166, 39), "pivot_root": (155, 41), "chroot": (161, 51),
     "open_tree": (428, 428), "move_mount": (429, 429), "fsopen": (430, 430), "fsconfig": (431, 431),
@@ -43,7 +43,7 @@ _NUMBERS: dict[str, tuple[int | None, int | None]] = {
     # Kernel machinery with a history of holes.
     "bpf": (321, 280), "perf_event_open": (298, 241), "userfaultfd": (323, 282),
     "io_uring_setup": (425, 425), "io_uring_enter": (426, 426), "io_uring_register": (427, 427),
-    "msgget": (68, 186),  # see _BOUNDED
+    "msgget": (68, 186),  # see BOUNDED
     "add_key": (248, 217), "request_key": (249, 218), "keyctl": (250, 219), "memfd_secret": (447, 447),
     "fanotify_init": (300, 262), "lookup_dcookie": (212, 18), "vmsplice": (278, 75),
     "name_to_handle_at": (303, 264), "open_by_handle_at": (304, 265),
@@ -63,17 +63,17 @@ _SHARED_MEMORY: dict[str, tuple[int | None, int | None]] = {"memfd_create": (319
 # System V objects outlive their processes. When they had filled the memory, nothing would be left to kill but the
 # supervisor, and the program's own doing would look like the machine's. Small ones (PostgreSQL's lock) do no harm:
 # there are 4096 segments of shared memory at most and 32000 sets of semaphores.
-_BOUNDED: dict[str, tuple[tuple[int, int], int]] = {"shmget": ((29, 194), 4096), "semget": ((64, 190), 32)}
+BOUNDED: dict[str, tuple[tuple[int, int], int]] = {"shmget": ((29, 194), 4096), "semget": ((64, 190), 32)}
 """Calls refused if their second argument is larger than the number."""
 
 _CLONE, _CLONE3 = (56, 220), (435, 435)
 _IOCTL, _PERSONALITY, _SOCKET = (16, 29), (135, 92), (41, 198)
 
 # CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET.
-_NEW_NAMESPACES = 0x7E020000
+NEW_NAMESPACES = 0x7E020000
 _TIOCSTI, _TIOCLINUX, _TIOCSETD = 0x5412, 0x541C, 0x5423
 # AF_UNIX, AF_INET, AF_INET6, AF_NETLINK: the network namespace isolates these. It does not isolate AF_VSOCK.
-_SOCKET_FAMILIES = (1, 2, 10, 16)
+SOCKET_FAMILIES = (1, 2, 10, 16)
 
 
 def _instruction(code: int, k: int, jump_true: int = 0, jump_false: int = 0) -> bytes:
@@ -119,17 +119,17 @@ def build_filter(machine: str | None = None, shared_memory: bool = True) -> byte
         program += _instruction(_JUMP_GREATER_EQUAL, _X32_BIT, 0, 1) + _instruction(_RETURN, _KILL)
     # The flags of clone3 lie in memory, which a filter cannot read: ENOSYS makes the C library use clone instead.
     program += _when(_CLONE3[column], _instruction(_RETURN, _ERRNO | errno.ENOSYS))
-    program += _when(_CLONE[column], _argument(0) + _instruction(_JUMP_ANY_BIT, _NEW_NAMESPACES, 0, 1) + refuse + allow)
+    program += _when(_CLONE[column], _argument(0) + _instruction(_JUMP_ANY_BIT, NEW_NAMESPACES, 0, 1) + refuse + allow)
     requests = b"".join(_when(request, refuse) for request in (_TIOCSTI, _TIOCLINUX, _TIOCSETD))
     program += _when(_IOCTL[column], _argument(1) + requests + allow)
     # 0 is Linux as it is, 0xffffffff only asks.
     program += _when(_PERSONALITY[column],
                      _argument(0) + _when(0, allow) + _when(0xFFFFFFFF, allow) + refuse)  # fmt: skip
-    families = b"".join(_when(family, allow) for family in _SOCKET_FAMILIES)
+    families = b"".join(_when(family, allow) for family in SOCKET_FAMILIES)
     program += _when(_SOCKET[column],
                      _argument(0) + families + _instruction(_RETURN, _ERRNO | errno.EAFNOSUPPORT))  # fmt: skip
-    refused = _NUMBERS if shared_memory else _NUMBERS | _SHARED_MEMORY
-    for name, (numbers, most) in _BOUNDED.items():
+    refused = REFUSED if shared_memory else REFUSED | _SHARED_MEMORY
+    for name, (numbers, most) in BOUNDED.items():
         if name not in refused:
             upper = _instruction(_LOAD_WORD, 16 + 8 * 1 + 4) + _instruction(_JUMP_EQUAL, 0, 0, 1)
             body = _argument(1) + _instruction(_JUMP_GREATER_EQUAL, most + 1, 3, 0) + upper + allow + refuse

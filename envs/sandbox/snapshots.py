@@ -46,11 +46,14 @@ class Snapshots:
     server: LayerServer
     max_bytes: int
     """Of all layers together."""
+    numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
+    """For the layers' names."""
     _chains: dict[str, tuple[str, ...]] = field(default_factory=dict)
     _users: Counter[str] = field(default_factory=Counter)
     _bytes: dict[str, int] = field(default_factory=dict)
     """Of each layer; while it is made, what it may take."""
-    _numbers: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
+    _num_making: int = 0
+    _waiting: list[asyncio.Future[None]] = field(default_factory=list)
 
     def chain(self, snapshot: Snapshot) -> tuple[str, ...] | None:
         """The layers of a snapshot, the oldest first; None if there is no such snapshot any more."""
@@ -83,20 +86,47 @@ class Snapshots:
         Raises:
             OSError: ENOSPC: all snapshots together would be over `max_bytes`; or what `make_layer` raises.
         """
-        most = min(most, self.max_bytes - sum(self._bytes.values()))
-        if most < _LEAST_BYTES:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        layer = f"{next(self._numbers):05d}"
+        # What it lies on must not go while it waits.
+        self.hold(below)
+        try:
+            most = await self._room(most)
+            layer = f"{next(self.numbers):05d}"
+            self._bytes[layer] = most
+            self.hold((layer,))
+        except BaseException:
+            self.release(below)
+            raise
         chain = (*below, layer)
-        self._bytes[layer] = most
-        self.hold(chain)
+        self._num_making += 1
         try:
             self._bytes[layer] = await self.server.make_layer({**request, "snapshot": layer, "max_bytes": most}, fds)
         except BaseException:
             self.release(chain)
             raise
+        finally:
+            self._num_making -= 1
+            self._look_again()
         self._chains[layer] = chain
         return Snapshot(layer)
+
+    async def _room(self, most: int) -> int:
+        """What a new layer may take, `most` at most. Waits for those that are made: few take all that they may.
+
+        Raises:
+            OSError: ENOSPC: there is next to nothing.
+        """
+        while (left := self.max_bytes - sum(self._bytes.values())) < most and self._num_making:
+            self._waiting.append(asyncio.get_running_loop().create_future())
+            await self._waiting[-1]
+        if left < _LEAST_BYTES:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return min(most, left)
+
+    def _look_again(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        for one in waiting:
+            if not one.done():
+                one.set_result(None)
 
     def drop(self, snapshot: Snapshot) -> None:
         """Forget a snapshot."""

@@ -7,6 +7,9 @@ Dockerfile, run-tests.sh, which prints pytest's summary, tests/, and solution.sh
 The image is `dockerfile:<path>` where there is a Dockerfile. What is graded are the files of the working directory:
 what an agent installs elsewhere does not last. Tasks of several steps or containers are refused.
 
+Graders write to /tests, /logs and /solution, which no image gives to the sandbox's user: the Docker backend has to name
+them in `env.sandbox.args.writable`, as conf/env/harbor.yaml does.
+
 History and caches in an image are scrubbed (`envs.tasks.scrub`). A task about git's history or about caches says
 `scrub = false` among its metadata: without it, `composer tasks check` finds its reference broken.
 """
@@ -55,7 +58,7 @@ class HarborTaskset(FiniteTaskset):
 
     def __init__(
         self,
-        path: str,
+        path: str | None = None,
         name: str = "harbor",
         evaluation_share: float = 0.2,
         seed: int = 0,
@@ -66,7 +69,7 @@ class HarborTaskset(FiniteTaskset):
         """Look for task.toml and task.yaml in the folder and those in it, three deep.
 
         Args:
-            path: the folder.
+            path: the folder; None: there are no tasks yet.
             name: begins the tasks' ids.
             evaluation_share: how much of the tasks is for evaluation, 0 to 1.
             seed: changes the tasks' order.
@@ -81,13 +84,19 @@ class HarborTaskset(FiniteTaskset):
         if history not in HISTORIES:
             raise ConfigError("env.taskset.args.history", history, f"must be one of {', '.join(HISTORIES)}")
         self.name, self._setup = name, setup_command(history)
-        root = Path(path)
-        if not root.is_dir():
-            raise ConfigError("env.taskset.args.path", path, "name a folder with a folder for each task")
-        self._entries = {folder.relative_to(root).as_posix(): _entry(folder) for folder in _folders(root, _MAX_DEPTH)}
-        if not self._entries:
-            raise ConfigError("env.taskset.args.path", path, "no folder in it has a task.toml or a task.yaml")
+        self._path, self._entries = path, _entries(path) if path is not None else {}
         super().__init__(self._entries, evaluation_share=evaluation_share, seed=seed, epochs=epochs, checked=checked)
+
+    def task(self, split: Split, index: int) -> Task:
+        """The task at `index` of a split; see `FiniteTaskset.task`.
+
+        Raises:
+            IndexError: there is no such task.
+            TaskError: the task cannot be made, or no folder was named.
+        """
+        if self._path is None:
+            raise TaskError("env.taskset.args.path=None: name a folder with a folder for each task.")
+        return super().task(split, index)
 
     def solver(self, task: Task) -> tuple[dict[str, bytes], str] | None:
         """The solution's files and the command that runs it in a sandbox of the task, if there is one.
@@ -119,6 +128,16 @@ class HarborTaskset(FiniteTaskset):
             setup="" if entry.metadata.get(_SCRUB) is False else self._setup,
             metadata={**entry.metadata, **entry.recipe.to_metadata()},
         )
+
+
+def _entries(path: str) -> dict[str, _Entry]:
+    root = Path(path)
+    if not root.is_dir():
+        raise ConfigError("env.taskset.args.path", path, "name a folder with a folder for each task")
+    found = {folder.relative_to(root).as_posix(): _entry(folder) for folder in _folders(root, _MAX_DEPTH)}
+    if not found:
+        raise ConfigError("env.taskset.args.path", path, "no folder in it has a task.toml or a task.yaml")
+    return found
 
 
 def _folders(root: Path, depth: int) -> list[Path]:

@@ -1,7 +1,7 @@
 """The Docker backend: sandboxes are containers of a Docker engine, local or remote, from any Linux image.
 
 What an image needs: /bin/sh, coreutils and tar, or busybox; bash is taken where there is one. What a sandbox is: one
-user that is not root, no capability and no way to one, the engine's seccomp profile, no network, a read-only root,
+user that is not root, no capability and no way to one, a seccomp profile of its own, no network, a read-only root,
 the limits of container.py, and the looks of a profile (prepared.py, scenery.py). Nothing depends on the engine being on
 this machine: nothing is mounted from it, and no process is known by its number here.
 
@@ -18,15 +18,15 @@ import logging
 import posixpath
 import re
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import docker
 
 from composer.contract import Finding, SandboxLimits, Snapshot
-from composer.errors import SandboxError, SandboxStartError
+from composer.errors import SandboxError, SandboxStartError, SnapshotGoneError
 from envs.sandbox import state
 from envs.sandbox.docker import checks, images, owner, prepared, scenery
 from envs.sandbox.docker.container import Settings, check_limits, is_below
@@ -45,6 +45,7 @@ log = logging.getLogger(__name__)
 
 _IMAGE_S = 3600.0
 """For an image to be pulled, built or imported."""
+_MOST_WRITABLE = 4
 _SYSTEM = ("/proc", "/sys", "/dev", "/tmp", "/etc", "/usr/share")
 
 
@@ -60,6 +61,9 @@ class DockerBackend:
         ...     return result.output
     """
 
+    files_in_memory = True
+    """One tmpfs a place (container.py), which count as the container's memory."""
+
     def __init__(
         self,
         run_label: str,
@@ -70,6 +74,7 @@ class DockerBackend:
         host: str | None = None,
         answer_s: float = 30.0,
         profile: str = "developer",
+        writable: Sequence[str] = (),
         egress: dict[str, Any] | None = None,
         run_dir: str = "",
     ) -> None:
@@ -85,6 +90,9 @@ class DockerBackend:
             host: the engine's address, unix://, tcp:// or ssh://; None: `DOCKER_HOST`, or the default socket.
             answer_s: seconds in which the engine has to answer.
             profile: what sandboxes look like (realism/profiles): `developer`, `plain`, or a YAML file of your own.
+            writable: further folders that can be written to, beside the home, the working directory and /tmp: absolute
+                paths, four at most, each with a sixteenth of `disk_bytes`. Harbor's tasks need /tests, /logs and
+                /solution.
             egress: what they may ask of the network (`envs.egress.policy.Policy`); None: they have none.
             run_dir: of the run, in which `egress/` is for the log of what they asked; "": there is none.
 
@@ -92,10 +100,7 @@ class DockerBackend:
             ValueError: an argument cannot be what it names.
             ConfigError: `egress` holds something that it cannot.
         """
-        if not re.fullmatch(r"/[A-Za-z0-9._/-]*", workdir) or ".." in Path(workdir).parts or Path(workdir) == Path("/"):
-            raise ValueError(f"workdir={workdir!r}: must be an absolute path without '..' and blanks, other than '/'")
-        if any(is_below(workdir, folder) for folder in _SYSTEM):
-            raise ValueError(f"workdir={workdir!r}: must lie outside {', '.join(_SYSTEM)}")
+        _check_folder("workdir", workdir)
         looks = load_profile(profile, user=user, hostname=hostname)
         for name, value in (("user", looks.user), ("hostname", looks.hostname)):
             if not value.isascii() or not value.replace("-", "").replace("_", "").isalnum():
@@ -108,8 +113,11 @@ class DockerBackend:
             raise ValueError(f"answer_s={answer_s}: must be above 0")
         self.run_label, self.image = run_label, image
         self.profile = profile
-        self._settings = Settings(posixpath.normpath(workdir), looks)
+        self._settings = Settings(
+            posixpath.normpath(workdir), looks, _writable(writable, workdir, f"/home/{looks.user}")
+        )
         self._engine = Engine(host, answer_s)
+        self._egress = egress, run_dir
         self.proxy: Proxy | None = None
         """Through which sandboxes reach the network, if they do."""
         if egress is not None:
@@ -123,7 +131,7 @@ class DockerBackend:
         self._sandboxes: dict[str, DockerSandbox] = {}
         self._starting: set[asyncio.Task[DockerSandbox]] = set()
         self._snapshots = SnapshotStore()
-        self._prepared: Once[str, tuple[str, list[str]]] = Once()
+        self._prepared: Once[str, images.PreparedImage] = Once()
         self._kept: Once[SandboxLimits, None] = Once()
         """Limits that the engine was seen to keep, for a profile that hides them."""
         self._is_checked = False
@@ -176,14 +184,14 @@ class DockerBackend:
     async def _start_from(
         self, image: str, files: Mapping[str, bytes], limits: SandboxLimits, base: Snapshot | None
     ) -> DockerSandbox:
-        name, skeleton = await self._prepare(image)
+        of = await self._prepare(image)
         online = None
         if self.proxy is not None and self.proxy.serves(limits):
-            online = await self._go_online(self.proxy, name)
+            online = await self._go_online(self.proxy, of.name)
         if self._settings.hides_groups:
-            await self._kept.get(limits, lambda: self._start_twin(image, name, limits))
-        sandbox = self._new(image, self._settings, limits)
-        await self._begin(sandbox, name, skeleton, base, files, online)
+            await self._kept.get(limits, lambda: self._start_twin(image, of, limits))
+        sandbox = self._new(image, of, self._settings, limits)
+        await self._begin(sandbox, of.name, of.skeleton, base, files, online)
         return sandbox
 
     async def _go_online(self, proxy: Proxy, image: str) -> tuple[str, bytes, Proxy]:
@@ -210,19 +218,19 @@ class DockerBackend:
 
         return *await self._trusted.get(image, make), proxy
 
-    async def _start_twin(self, image: str, name: str, limits: SandboxLimits) -> None:
+    async def _start_twin(self, image: str, of: images.PreparedImage, limits: SandboxLimits) -> None:
         """See in a container that hides nothing whether the engine keeps these limits."""
-        twin = self._new(image, replace(self._settings, is_twin=True), limits)
-        await self._begin(twin, name, [], None, {})
+        twin = self._new(image, of, replace(self._settings, is_twin=True), limits)
+        await self._begin(twin, of.name, (), None, {})
         await twin.stop()
 
-    def _new(self, image: str, settings: Settings, limits: SandboxLimits) -> DockerSandbox:
+    def _new(self, image: str, of: images.PreparedImage, settings: Settings, limits: SandboxLimits) -> DockerSandbox:
         number = f"{next(self._numbers):05d}"
         label = re.sub(r"[^A-Za-z0-9_-]", "-", self.run_label)[:40] or "run"
         sandbox = DockerSandbox(
             f"{self.run_label}/{number}",
             f"composer-{label}-{self._id[:8]}-{number}",
-            image,
+            lambda file: self._snapshots.add(file, image, of.made_from),
             settings,
             limits,
             self._engine,
@@ -238,7 +246,7 @@ class DockerBackend:
         self,
         sandbox: DockerSandbox,
         name: str,
-        skeleton: list[str],
+        skeleton: Sequence[str],
         base: Snapshot | None,
         files: Mapping[str, bytes],
         online: tuple[str, bytes, Proxy] | None = None,
@@ -246,11 +254,17 @@ class DockerBackend:
         labels = owner.labels(self.run_label, self._id)
         given = self._online(sandbox, *online) if online is not None else None
         try:
-            archive = self._snapshots.open(base) if base is not None else None
+            archive = self._open(base) if base is not None else None
             await sandbox.begin(name, prepared.skeleton_command(skeleton), labels, archive, files, given)
         except BaseException:
             await sandbox.stop()
             raise
+
+    def _open(self, base: Snapshot) -> tuple[BinaryIO, int]:
+        try:
+            return self._snapshots.open(base)
+        except SandboxError as e:
+            raise SnapshotGoneError(str(e)) from e
 
     def _online(self, sandbox: DockerSandbox, relay: str, certificates: bytes, proxy: Proxy) -> Online:
         from envs.egress import trust
@@ -272,15 +286,15 @@ class DockerBackend:
     async def _fork(self, snapshot: Snapshot, limits: SandboxLimits) -> DockerSandbox:
         return await self.start({}, limits, base=snapshot)
 
-    async def _prepare(self, image: str) -> tuple[str, list[str]]:
+    async def _prepare(self, image: str) -> images.PreparedImage:
         if not self._is_checked:
             version, info = await self._engine.call("describe itself", lambda client: (client.version(), client.info()))
             checks.refuse(version, info)
             self._is_checked = True
         return await self._prepared.get(image, lambda: self._prepare_now(image))
 
-    async def _prepare_now(self, image: str) -> tuple[str, list[str]]:
-        def prepare(client: docker.APIClient) -> tuple[str, list[str]]:
+    async def _prepare_now(self, image: str) -> images.PreparedImage:
+        def prepare(client: docker.APIClient) -> images.PreparedImage:
             return images.prepare(client, image, self._settings)
 
         return await self._engine.call(f"prepare the image {image!r}", prepare, _IMAGE_S, for_images=True)
@@ -314,8 +328,12 @@ class DockerBackend:
             OSError: the file cannot be read, or there is no room.
             SandboxError: it is no snapshot of such a backend.
         """
+
+        def is_there(image: str) -> bool:
+            return self._engine.call_now("look for an image", lambda client: images.is_there(client, image))
+
         known = {self.image, *self._prepared.keys()}
-        return await asyncio.to_thread(self._snapshots.load, path, self._settings.kept_places, known)
+        return await asyncio.to_thread(self._snapshots.load, path, self._settings.kept_places, known, is_there)
 
     async def drop(self, snapshot: Snapshot) -> None:
         """Forget a snapshot. Sandboxes that started from it go on. Idempotent; raises nothing."""
@@ -367,7 +385,7 @@ class DockerBackend:
         return [finding(True), Finding("network relay", not what, detail, remedy)]
 
     async def _trial(self) -> None:
-        """Start a sandbox of a backend like this one and run a command in it."""
+        """Start a sandbox of a backend like this one, its network included, and run a command in it."""
         settings = self._settings
         trial = DockerBackend(
             f"{self.run_label}-check",
@@ -378,6 +396,8 @@ class DockerBackend:
             self._engine.address,
             self._engine.answer_s,
             self.profile,
+            settings.writable,
+            *self._egress,
         )
         try:
             sandbox = await trial.start({}, SandboxLimits())
@@ -401,3 +421,23 @@ class DockerBackend:
         except SandboxError as e:
             log.debug("nothing could be swept: %s", e)
             return 0
+
+
+def _check_folder(name: str, path: str) -> None:
+    if not re.fullmatch(r"/[A-Za-z0-9._/-]*", path) or ".." in Path(path).parts or Path(path) == Path("/"):
+        raise ValueError(f"{name}={path!r}: must be an absolute path without '..' and blanks, other than '/'")
+    if any(is_below(path, folder) for folder in _SYSTEM):
+        raise ValueError(f"{name}={path!r}: must lie outside {', '.join(_SYSTEM)}")
+
+
+def _writable(paths: Sequence[str], workdir: str, home: str) -> tuple[str, ...]:
+    """Further folders that can be written to; none of these places may lie in another one."""
+    if isinstance(paths, str) or len(paths) > _MOST_WRITABLE:
+        raise ValueError(f"writable={paths!r}: must be a list of at most {_MOST_WRITABLE} folders")
+    found: list[str] = []
+    for path in paths:
+        _check_folder("writable", path)
+        if any(is_below(path, other) or is_below(other, path) for other in (workdir, home, *found)):
+            raise ValueError(f"writable={path!r}: can be written to already, or holds what can: leave it out")
+        found.append(posixpath.normpath(path))
+    return tuple(found)

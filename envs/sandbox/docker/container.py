@@ -9,10 +9,11 @@
     exec_timeout_s, output_bytes    commands.py
 
 The image's own file system is read-only, and what can be written to are file systems in memory (tmpfs): the home
-directory with the working directory, /tmp and /dev/shm. Most engines (overlay2 on ext4) cannot bound a writable layer
-at all, and one that is watched has overflowed before anybody looks. In memory the kernel refuses the first byte too
-many on every engine alike, nothing is left on a disk, and a snapshot is an archive of a few folders. The price: it
-counts as memory, and each place has a size of its own.
+directory with the working directory, /tmp, /dev/shm and what the backend's `writable` names. Most engines (overlay2 on
+ext4) cannot bound a writable layer at all, and one that is watched has overflowed before anybody looks. In memory the
+kernel refuses the first byte too many on every engine alike, nothing is left on a disk, and a snapshot is an archive of
+a few folders. The price: it counts as memory, so that `disk_bytes` is half of `memory_bytes` at most, and each place
+has a size of its own.
 
 The container keeps one capability of all, CAP_KILL, so that its root, who is the backend's control shell, can end
 what the sandbox's user runs. That user has none and can gain none: he is not root, and no new privileges are given.
@@ -30,7 +31,7 @@ from docker.types import Ulimit
 
 from composer.contract import SandboxLimits
 from composer.errors import SandboxStartError
-from envs.sandbox.docker import scenery
+from envs.sandbox.docker import scenery, system_calls
 from envs.sandbox.realism.profile import Profile
 
 UID = 1000
@@ -55,6 +56,8 @@ class Settings:
 
     workdir: str
     profile: Profile
+    writable: tuple[str, ...] = ()
+    """Further folders that the user can write to."""
     is_twin: bool = False
     """Its control groups are to be seen, whatever the profile hides."""
 
@@ -75,15 +78,15 @@ class Settings:
 
     def places(self, disk_bytes: int) -> dict[str, int]:
         """Folder -> bytes of the file systems that can be written to; together no more than `disk_bytes`."""
-        shared, tmp = disk_bytes // 8, disk_bytes // 4
-        rest = disk_bytes - shared - tmp
+        shared, tmp, each = disk_bytes // 8, disk_bytes // 4, disk_bytes // 16
+        rest = disk_bytes - shared - tmp - each * len(self.writable)
         if is_below(self.workdir, self.home):
             sizes = {self.home: rest}
         elif is_below(self.home, self.workdir):
             sizes = {self.workdir: rest}
         else:
             sizes = {self.workdir: rest - disk_bytes // 8, self.home: disk_bytes // 8}
-        sizes |= {_TMP: tmp, _SHARED_MEMORY: shared}
+        sizes |= dict.fromkeys(self.writable, each) | {_TMP: tmp, _SHARED_MEMORY: shared}
         return {place: size // PAGE_BYTES * PAGE_BYTES for place, size in sizes.items()}
 
     @property
@@ -171,7 +174,7 @@ def create(
         auto_remove=True,
         cap_drop=["ALL"],
         cap_add=["KILL"],
-        security_opt=["no-new-privileges:true"],
+        security_opt=["no-new-privileges:true", f"seccomp={system_calls.profile()}"],
         mem_limit=limits.memory_bytes,
         memswap_limit=limits.memory_bytes,
         pids_limit=settings.num_pids(limits),

@@ -17,6 +17,7 @@ import logging
 import os
 import threading
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,32 +33,42 @@ log = logging.getLogger(__name__)
 
 DOCKERFILE, TARBALL = "dockerfile:", "tarball:"
 _REPOSITORY = "composer-image"
-_FORMAT = "2"
+_FORMAT = "3"
 """Of prepared images; another makes them anew."""
-_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _LOCK = threading.Lock()
 """Two backends of a process do not make the same image at once."""
 
 
-def prepare(client: docker.APIClient, image: str, settings: Settings) -> tuple[str, list[str]]:
-    """Make sure that the engine has the image that sandboxes start from. Blocks, for as long as a pull takes.
+@dataclass(frozen=True)
+class PreparedImage:
+    """An image that sandboxes start from."""
 
-    Returns:
-        Its name, and the places that have a skeleton, in the order of its folders.
+    name: str
+    """On the engine."""
+    skeleton: tuple[str, ...]
+    """The places that have one, in the order of its folders."""
+    made_from: str
+    """The image that it was made from, by a name that means the same in any process: the one that a task gave, or of
+    what was built or imported the hash of what went into it."""
+
+
+def prepare(client: docker.APIClient, image: str, settings: Settings) -> PreparedImage:
+    """Make sure that the engine has the image that sandboxes start from. Blocks, for as long as a pull takes.
 
     Raises:
         SandboxStartError: there is no such image, or it cannot be made.
         APIError: as the SDK raises it.
     """
     with _LOCK:
-        base = _base(client, image)
+        made_from = _base(client, image)
+        base = client.inspect_image(made_from)
         key = [_FORMAT, base["Id"], *prepared.describe(settings.profile, settings)]
         name = f"{prepared.NAME}:{_digest(json.dumps(key).encode())}"
         found = _inspect(client, name)
         if found is None:
             prepared.make(client, base, name, settings)
             found = client.inspect_image(name)
-    return name, prepared.places_of(found)
+    return PreparedImage(name, tuple(prepared.places_of(found)), made_from)
 
 
 def is_there(client: docker.APIClient, image: str) -> bool:
@@ -65,16 +76,21 @@ def is_there(client: docker.APIClient, image: str) -> bool:
     return image.startswith((DOCKERFILE, TARBALL)) or _inspect(client, image) is not None
 
 
-def _base(client: docker.APIClient, image: str) -> dict[str, Any]:
+def is_ours(image: str) -> bool:
+    """Whether an image bears the name of one that was built or imported here."""
+    return image.startswith(f"{_REPOSITORY}:")
+
+
+def _base(client: docker.APIClient, image: str) -> str:
     if image.startswith(DOCKERFILE):
-        name = _build(client, Path(image.removeprefix(DOCKERFILE)))
-    elif image.startswith(TARBALL):
-        name = _import(client, Path(image.removeprefix(TARBALL)))
-    else:
-        name = image
-        if _inspect(client, name) is None:
-            _pull(client, name)
-    return client.inspect_image(name)
+        return _build(client, Path(image.removeprefix(DOCKERFILE)))
+    if image.startswith(TARBALL):
+        return _import(client, Path(image.removeprefix(TARBALL)))
+    if _inspect(client, image) is None:
+        if is_ours(image):  # no registry has it
+            raise SandboxStartError(f"image={image!r}, which was built or imported, is not on the engine any more")
+        _pull(client, image)
+    return image
 
 
 def _inspect(client: docker.APIClient, name: str) -> dict[str, Any] | None:
@@ -132,7 +148,7 @@ def _import(client: docker.APIClient, tarball: Path) -> str:
         return name
     log.info("importing the image of %s", tarball)
     repository, tag = name.split(":")
-    changes = [f"ENV PATH={_PATH}", f"LABEL {owner.KIND}={owner.IMAGE}"]
+    changes = [f"ENV PATH={prepared.USUAL_PATH}", f"LABEL {owner.KIND}={owner.IMAGE}"]
     try:
         answer = client.import_image_from_file(str(tarball), repository, tag, changes=changes)
         _follow((json.loads(line) for line in str(answer).splitlines() if line.strip()), str(tarball))

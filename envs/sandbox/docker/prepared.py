@@ -16,6 +16,7 @@ import tarfile
 import tempfile
 import time
 import uuid
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,9 @@ _AGED = ("/etc", "/usr/local", "/opt")
 """Folders in which somebody who asks how old a machine is finds what was installed on it."""
 _MOST_AGED_BYTES = 2**28
 """A larger one is left as it is: files that get a new date are kept twice."""
+USUAL_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+_PROGRAMS = ".local/bin/"
+"""In the user's home: what a profile puts there is found last, behind the image's own."""
 _ENGINES = {"/etc/hosts", "/etc/hostname", "/etc/resolv.conf", "/etc/mtab"}
 """Files that the engine puts into every container."""
 
@@ -76,6 +80,9 @@ def make(client: docker.APIClient, base: dict[str, Any], name: str, settings: Se
         described = json.dumps(json.dumps(places))
         changes = [f"LABEL {owner.KIND}={owner.IMAGE}", f"LABEL {_SKELETON_LABEL}={described}"]
         changes += [f"ENV SHELL={image.shell}"]
+        if any(path.startswith(_PROGRAMS) for path in settings.profile.files):
+            path = next((v for v in config.get("Env") or [] if v.startswith("PATH=")), f"PATH={USUAL_PATH}")
+            changes += [f"ENV {path}:{settings.home}/{_PROGRAMS}".rstrip("/")]
         repository, tag = name.split(":")
         # Labels of the container would be the image's too, and its owner is soon gone.
         changes += [f"LABEL {key}=" for key in labels if key != owner.KIND]
@@ -89,7 +96,7 @@ def places_of(image: dict[str, Any]) -> list[str]:
     return json.loads((image["Config"].get("Labels") or {}).get(_SKELETON_LABEL, "[]"))
 
 
-def skeleton_command(places: list[str]) -> bytes:
+def skeleton_command(places: Sequence[str]) -> bytes:
     """A command that fills the places from the skeleton."""
     return b"\n".join(
         f"cp -a {SKELETON}/{number}/. '{place}/' || exit 1".encode() for number, place in enumerate(places)
@@ -279,4 +286,4 @@ def _utc() -> bytes:
 
 def describe(profile: Profile, settings: Settings) -> list[str]:
     """What, beside the image, decides how a prepared one looks."""
-    return [settings.workdir, str(UID), json.dumps(vars(profile), default=vars, sort_keys=True)]
+    return [settings.workdir, *settings.writable, str(UID), json.dumps(vars(profile), default=vars, sort_keys=True)]

@@ -42,7 +42,7 @@ class DockerSandbox:
         self,
         id: str,
         name: str,
-        image: str,
+        keep: Callable[[BinaryIO], Snapshot],
         settings: Settings,
         limits: SandboxLimits,
         engine: Engine,
@@ -56,7 +56,7 @@ class DockerSandbox:
         Args:
             id: for messages.
             name: of the container.
-            image: as the task names it.
+            keep: makes a snapshot of an archive of this sandbox's files.
             settings: of the backend.
             limits: of this sandbox.
             engine: runs the container.
@@ -66,7 +66,7 @@ class DockerSandbox:
             heed_network: called before an answer counts: it calls `lose` of sandboxes that have seen an outage by now.
         """
         self.id, self.name, self.workdir = id, name, settings.workdir
-        self._image, self._settings, self._limits = image, settings, limits
+        self._keep, self._settings, self._limits = keep, settings, limits
         self._engine, self._snapshots, self._fork, self._on_stopped = engine, snapshots, fork, on_stopped
         self._inside = Inside(id, name, engine, limits.lifetime_s)
         self._commands = Commands(self._inside, engine, limits, settings.workdir)
@@ -283,7 +283,7 @@ class DockerSandbox:
         except BaseException:
             file.close()
             raise
-        return self._snapshots.add(file, self._image)
+        return self._keep(file)
 
     async def fork(self) -> DockerSandbox:
         """A second sandbox, with the limits of this one, that starts from its files as they are now.

@@ -16,12 +16,14 @@ import shutil
 import tarfile
 import tempfile
 import uuid
+from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
 
 from composer.contract import Snapshot
 from composer.errors import SandboxError
 from envs.sandbox.docker.files import MAX_ENTRIES, PATH_MAX
+from envs.sandbox.docker.images import is_ours
 
 MANIFEST = "composer-snapshot.json"
 _FORMAT = "composer-docker-snapshot-1"
@@ -38,6 +40,8 @@ class SnapshotStore:
     def __init__(self) -> None:
         """There are none."""
         self._files: dict[str, BinaryIO] = {}
+        self._made_from: dict[str, str] = {}
+        """By snapshot: its image by a name that means the same in any process."""
 
     def new_file(self) -> BinaryIO:
         """A file without a name, for an archive.
@@ -47,10 +51,16 @@ class SnapshotStore:
         """
         return tempfile.TemporaryFile()
 
-    def add(self, file: BinaryIO, image: str) -> Snapshot:
-        """Keep an archive."""
+    def add(self, file: BinaryIO, image: str, made_from: str) -> Snapshot:
+        """Keep an archive.
+
+        Args:
+            file: the archive.
+            image: what its sandbox had started from.
+            made_from: the same, as `images.PreparedImage` names it.
+        """
         snapshot = Snapshot(uuid.uuid4().hex, image)
-        self._files[snapshot.id] = file
+        self._files[snapshot.id], self._made_from[snapshot.id] = file, made_from
         return snapshot
 
     def open(self, snapshot: Snapshot) -> tuple[BinaryIO, int]:
@@ -69,12 +79,13 @@ class SnapshotStore:
 
     def drop(self, snapshot: Snapshot) -> None:
         """Forget a snapshot, if it is there."""
+        self._made_from.pop(snapshot.id, None)
         if (file := self._files.pop(snapshot.id, None)) is not None:
             file.close()
 
     def clear(self) -> None:
         """Forget all."""
-        files, self._files = self._files, {}
+        files, self._files, self._made_from = self._files, {}, {}
         for file in files.values():
             file.close()
 
@@ -86,7 +97,9 @@ class SnapshotStore:
             SandboxError: there is no such snapshot any more.
         """
         file, _ = self.open(snapshot)
-        manifest = json.dumps({"format": _FORMAT, "image": snapshot.image}).encode()
+        # A path of this machine says nothing to another process, which must not build what a file names.
+        fields = {"format": _FORMAT, "image": self._made_from[snapshot.id], "named": snapshot.image}
+        manifest = json.dumps(fields).encode()
         info = tarfile.TarInfo(MANIFEST)
         info.size = len(manifest)
         head = info.tobuf(tarfile.GNU_FORMAT) + manifest + bytes(-len(manifest) % tarfile.BLOCKSIZE)
@@ -102,21 +115,30 @@ class SnapshotStore:
             with contextlib.suppress(OSError):
                 part.unlink()
 
-    def load(self, path: Path, places: list[str], images: set[str]) -> Snapshot:
+    def load(self, path: Path, places: list[str], known: set[str], is_there: Callable[[str], bool]) -> Snapshot:
         """A snapshot from a file. Blocks.
 
         Args:
             path: of the file.
             places: folders in which its entries may lie.
-            images: those that it may name other than as an image of the engine.
+            known: images that it may name other than as one of the engine's.
+            is_there: whether the engine has an image.
 
         Raises:
             OSError: the file cannot be read, or there is no room.
             SandboxError: it is no snapshot, or holds what no sandbox has made.
         """
         with path.open("rb") as source:
-            image, start = _manifest(source, path)
-            if image not in images and (
+            made_from, named, start = _manifest(source, path)
+            image = made_from
+            if is_ours(made_from) and not is_there(made_from):
+                if named not in known:
+                    raise SandboxError(
+                        f"{path} needs the image {made_from[:120]!r}, which was made from {named[:120]!r} and is not "
+                        "on this engine any more: take the engine on which it was made, or start a sandbox from there"
+                    )
+                image = named
+            if image not in known and (
                 not _IMAGE_NAME.fullmatch(image) or image.startswith(("dockerfile:", "tarball:"))
             ):
                 raise SandboxError(f"{path} names the image {image[:120]!r}, which this backend has not used")
@@ -131,21 +153,25 @@ class SnapshotStore:
             except BaseException:
                 file.close()
                 raise
-        return self.add(file, image)
+        return self.add(file, image, made_from)
 
 
-def _manifest(source: BinaryIO, path: Path) -> tuple[str, int]:
-    """The image in a file's first entry, and where the second begins."""
+def _manifest(source: BinaryIO, path: Path) -> tuple[str, str, int]:
+    """The image in a file's first entry, how a task had named it, and where the second entry begins."""
     try:
         info = tarfile.TarInfo.frombuf(source.read(tarfile.BLOCKSIZE), "utf-8", "surrogateescape")
         if info.name != MANIFEST or not info.isreg() or info.size > _MOST_MANIFEST:
             raise ValueError("its first entry is another")
         fields = json.loads(source.read(info.size))
-        if not isinstance(fields, dict) or fields.get("format") != _FORMAT or not isinstance(fields.get("image"), str):
+        if not isinstance(fields, dict) or fields.get("format") != _FORMAT:
+            raise ValueError("its first entry is of another format")
+        image = fields.get("image")
+        named = fields.get("named", image)  # not there in files of older versions
+        if not isinstance(image, str) or not isinstance(named, str):
             raise ValueError("its first entry is of another format")
     except (tarfile.TarError, ValueError) as e:
         raise SandboxError(f"{path} is no snapshot that this backend has saved: {e}") from e
-    return fields["image"], tarfile.BLOCKSIZE + -(-info.size // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE
+    return image, named, tarfile.BLOCKSIZE + -(-info.size // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE
 
 
 def _wrong(file: BinaryIO, places: list[str]) -> str:

@@ -12,6 +12,7 @@ from typing import Any
 
 from composer.contract import SandboxLimits
 from composer.errors import SandboxStartError
+from envs.sandbox.docker import system_calls
 from envs.sandbox.docker.container import OPEN_FILES, PAGE_BYTES, UID, Settings
 
 
@@ -37,6 +38,8 @@ def check_container(inspected: dict[str, Any], settings: Settings, limits: Sandb
             )
     if config.get("CapDrop") != ["ALL"] or not any("no-new-privileges" in o for o in config.get("SecurityOpt") or []):
         raise SandboxStartError("the Docker engine did not take the container's privileges away")
+    if f"seccomp={system_calls.profile()}" not in config["SecurityOpt"]:
+        raise SandboxStartError("the Docker engine did not keep to the seccomp profile that it was given")
     volumes = [mount["Destination"] for mount in inspected.get("Mounts") or [] if mount.get("Type") != "tmpfs"]
     if volumes:
         raise SandboxStartError(

@@ -224,7 +224,8 @@ def test_docker_from_a_bare_repository_to_tasks(tmp_path, docker_engine, docker_
         try:
             taskset = InstalledTaskset(str(pipeline.environment(result)), evaluation_share=0.0)
             done = check(runner, loaded, taskset)
-            assert [str(t.verdict) for t in done.tasks if t.split is Split.TRAIN] == ["ok"] * 6
+            found = [(str(t.verdict), t.reason) for t in done.tasks if t.split is Split.TRAIN]
+            assert found == [("ok", "")] * 6
         finally:
             runner.run(loaded.close())
 

@@ -9,6 +9,7 @@ from composer.contract import SandboxLimits
 from composer.errors import SandboxError, TaskError
 from composer.rollout.prepare import PreparedTask, prepared
 from composer.types import Task
+from envs.grading.pytest_grader import PytestGrader
 from envs.sandbox.bubblewrap import BubblewrapBackend
 
 LIMITS = SandboxLimits()
@@ -50,6 +51,25 @@ def test_the_setup_runs_once_for_all_siblings_and_graders() -> None:
         assert backend._snapshots is not None and not backend._snapshots._chains
         for sandbox in (*siblings, grading):
             await sandbox.stop()
+
+    play(scenario)
+
+
+def test_equal_solutions_of_siblings_are_graded_once() -> None:
+    tests = {"test_it.py": b"from main import x\n\n\ndef test_it():\n    assert x == 1\n"}
+    task = dataclasses.replace(TASK, files={"main.py": b"x = 0\n", "secret.txt": b""}, hidden_tests=tests)
+
+    async def scenario(backend) -> None:
+        grader = PytestGrader()
+        async with prepared(task, backend, LIMITS, 3) as state:
+            for _ in range(3):
+                assert (await grader.grade(task, {"main.py": b"x = 1\n"}, state.backend)).score == 1.0
+            assert (await grader.grade(task, {"main.py": b"x = 2\n"}, state.backend)).score == 0.0
+        assert grader.num_runs == 2
+        # Another task may have another setup: nothing is remembered for it.
+        async with prepared(task, backend, LIMITS, 3) as another:
+            await grader.grade(task, {"main.py": b"x = 1\n"}, another.backend)
+        assert grader.num_runs == 3
 
     play(scenario)
 

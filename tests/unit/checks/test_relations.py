@@ -120,6 +120,15 @@ def test_the_recipes_hold(overrides: list[str]) -> None:
         (["~env.tools.read_file", "~env.tools.edit_line", "~env.tools.finish"], "env.tools", "at least one tool"),
         (["env.limits.lifetime_s=1.0"], "env.limits.lifetime_s", "at least env.episode_timeout_s (120)"),
         (["env.limits.memory_bytes=100000000"], "env.limits.disk_bytes", "(100000000), 50000000"),
+        # Docker's lie in memory too, and so do those of environments, whichever backend they have.
+        *(
+            (
+                [f"env.sandbox={{_target_: envs.sandbox.{backend}}}", "env.limits.memory_bytes=100000000"],
+                "env.limits.disk_bytes",
+                "(100000000), 50000000",
+            )
+            for backend in ("docker.DockerBackend", "installed.InstalledEnvironments")
+        ),
         (["env.limits.memory_bytes=33554431"], "env.limits.memory_bytes", "at least 33554432"),
         (["env.limits.disk_bytes=1048575"], "env.limits.disk_bytes", "at least 1048576"),
         (["algorithm.group_timeout_s=1.0"], "algorithm.group_timeout_s", "at least env.episode_timeout_s (120)"),
@@ -188,8 +197,13 @@ def test_least_limits_are_those_of_the_backend() -> None:
     assert least["disk_bytes"] == bubblewrap._LEAST_DISK_BYTES
 
 
+class OnDisk:
+    """A backend of somebody else's."""
+
+
 def test_another_backend_may_have_a_disk() -> None:
-    check(configured(["env.limits.memory_bytes=100000000", "env.sandbox._target_=plugin.Backend"]))
+    target = f"env.sandbox={{_target_: {__name__}.OnDisk}}"
+    check(configured(["env.limits.memory_bytes=100000000", "plugins=[tests]", target]))
 
 
 def test_a_mesh_is_a_plan_error() -> None:

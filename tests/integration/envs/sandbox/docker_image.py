@@ -23,9 +23,10 @@ SMALL = """
     tar tee touch tr true truncate uname wc yes base64 dirname basename sort find grep sed
 """
 FULL = f"""
-    {SMALL} awk bash curl env getent hostname ip openssl make mknod mount nproc setsid timeout unshare xargs df du cut
-    printf test expr uniq
+    {SMALL} awk bash curl env getent git hostname ip less make man mknod mktemp mount nproc openssl ps setsid ssh sudo
+    systemctl timeout unshare vi xargs df du cut printf test expr uniq
 """
+MANUALS = "/usr/share/man/man1"
 LEFT_OUT = {"test", "tests", "idlelib", "site-packages", "ensurepip", "tkinter", "turtledemo", "lib2to3"}
 PASSWD = b"root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534:nobody:/:/bin/false\n"
 
@@ -71,6 +72,8 @@ def _files(full: bool) -> dict[str, str]:
                     files[path.strip("/")] = path
                     if name.endswith(".so"):
                         binaries.add(path)
+        pages = sorted(Path(MANUALS).glob("*.1.gz"))[:100]
+        files |= {str(page).strip("/"): os.path.realpath(page) for page in pages if page.is_file()}
         packages = f"{str(library).strip('/')}/site-packages"
         files |= {f"{packages}/{path}": file for file, path in pytest_files()}
     for library in libraries(binaries):

@@ -7,6 +7,7 @@ import tarfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import docker
 import pytest
 
 from composer.contract import SandboxLimits, Snapshot
@@ -88,7 +89,7 @@ def test_a_saved_snapshot_is_loaded_by_another_backend(
     assert [path.name for path in tmp_path.iterdir()] == ["s.tar"]
     other = DockerBackend("other", docker_image, host=docker_engine)
     loaded = run(other.load(tmp_path / "s.tar"))
-    assert loaded.image == docker_image
+    assert loaded.image == backend._prepared._values[docker_image].made_from
     sandbox = run(other.start({}, SandboxLimits(), base=loaded))
     assert run(sandbox.files()) == {"f": b"1"}
     # What a file may do that nobody has written here is taken away.
@@ -103,6 +104,49 @@ def test_a_saved_snapshot_is_loaded_by_another_backend(
         run(backend.save(snapshot, tmp_path / "none" / "t.tar"))
     run(backend.drop(snapshot))
     assert [path.name for path in tmp_path.iterdir()] == ["s.tar"]
+
+
+def test_a_state_of_a_built_image_is_loaded_by_a_process_that_built_none(
+    backend: DockerBackend, run: Callable, docker_engine: str, docker_image: str, tmp_path: Path
+) -> None:
+    run(run(backend.start({}, SandboxLimits())).stop())
+    made = backend._prepared._values[docker_image].made_from
+    assert made.startswith("composer-image:")
+    (tmp_path / "Dockerfile").write_text(f"FROM {made}\nENV MADE_BY=dockerfile\n")
+    image = f"dockerfile:{tmp_path}/Dockerfile"
+    look = "echo $MADE_BY; cat f"
+
+    async def save() -> None:
+        sandbox = await backend.start({"f": b"1"}, SandboxLimits(), image=image)
+        await backend.save(await sandbox.snapshot(), tmp_path / "s.state")
+        await sandbox.stop()
+
+    async def load(**arguments: str) -> bytes:
+        other = DockerBackend("other", **{"image": docker_image, **arguments}, host=docker_engine)
+        try:
+            snapshot = await other.load(tmp_path / "s.state")
+            sandbox = await other.start({}, SandboxLimits(), base=snapshot)
+            # And what comes of it can be saved again.
+            await other.save(await sandbox.snapshot(), tmp_path / "t.state")
+            assert (await other.load(tmp_path / "t.state")).image.startswith("composer-image:")
+            return (await sandbox.shell(look)).output
+        finally:
+            await other.close()
+
+    run(save())
+    built = backend._prepared._values[image]
+    assert run(load()) == b"dockerfile\n1"
+    # The Dockerfile has changed since: the state goes on in what it had started from.
+    (tmp_path / "Dockerfile").write_text(f"FROM {made}\nENV MADE_BY=another\n")
+    assert run(load()) == b"dockerfile\n1"
+    # On an engine that does not have it, it is made again by who names it itself, and by nobody else.
+    client = docker.APIClient(docker_engine)
+    for name in (built.name, built.made_from):
+        client.remove_image(name, force=True)
+    client.close()
+    with pytest.raises(SandboxError, match="is not on this engine any more: take the engine"):
+        run(load())
+    assert run(load(image=image)) == b"another\n1"
 
 
 def entry(name: str, type: bytes = tarfile.REGTYPE, mode: int = 0o644, linkname: str = "") -> tarfile.TarInfo:

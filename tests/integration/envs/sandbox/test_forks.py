@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from composer.contract import SandboxLimits, Snapshot
-from composer.errors import SandboxError, SandboxStartError
+from composer.errors import SandboxError, SandboxStartError, SnapshotGoneError
 from envs.sandbox import archive
 from envs.sandbox.bubblewrap import BubblewrapBackend
 from envs.sandbox.snapshots import MAX_LAYERS
@@ -315,3 +315,61 @@ def test_a_snapshot_that_is_dropped_takes_no_memory(run: Run) -> None:
         run(example())
     finally:
         run(backend.close())
+
+
+def test_a_snapshot_is_not_taken_for_one_of_a_backend_that_began_anew(backend: BubblewrapBackend, run: Run) -> None:
+    async def example() -> None:
+        own = BubblewrapBackend("anew", python=False)
+        try:
+            first = await (await own.start({"a": b"old"}, LIMITS)).snapshot()
+            await own.close()
+            second = await (await own.start({"a": b"new"}, LIMITS)).snapshot()
+            assert first != second
+            with pytest.raises(SnapshotGoneError, match="is not there any more"):
+                await own.start({}, LIMITS, base=first)
+            assert await (await own.start({}, LIMITS, base=second)).read("a") == b"new"
+        finally:
+            await own.close()
+
+    run(example())
+
+
+def test_snapshots_with_a_layer_in_common_are_saved_at_once(
+    backend: BubblewrapBackend, run: Run, tmp_path: Path
+) -> None:
+    """As those of all siblings of a group are, who start from one prepared state."""
+
+    async def example() -> None:
+        parent = await backend.start({"large": bytes(8 * 2**20), "a": b"0"}, LIMITS)
+        base = await parent.snapshot()
+        siblings = [await backend.start({"a": b"%d" % i}, LIMITS, base=base) for i in range(3)]
+        snapshots = [await sibling.snapshot() for sibling in siblings]
+        await asyncio.gather(*(backend.save(s, tmp_path / str(i)) for i, s in enumerate(snapshots)))
+        for i in range(3):
+            loaded = await backend.load(tmp_path / str(i))
+            sandbox = await backend.start({}, LIMITS, base=loaded)
+            assert await sandbox.read("a") == b"%d" % i
+            await backend.drop(loaded)
+            await sandbox.stop()
+        for one in (parent, *siblings):
+            await one.stop()
+        for one in (base, *snapshots):
+            await backend.drop(one)
+
+    run(example())
+
+
+def test_many_states_are_loaded_at_once(backend: BubblewrapBackend, run: Run, tmp_path: Path) -> None:
+    """As all siblings of an interrupted group do."""
+
+    async def example() -> None:
+        sandbox = await backend.start({"a": b"1"}, LIMITS)
+        await backend.save(await sandbox.snapshot(), tmp_path / "s")
+        loaded = await asyncio.gather(*(backend.load(tmp_path / "s") for _ in range(5)))
+        kept = await asyncio.gather(*(sandbox.snapshot() for _ in range(3)), backend.load(tmp_path / "s"))
+        assert len({one.id for one in [*loaded, *kept]}) == 9
+        for one in (*loaded, *kept):
+            await backend.drop(one)
+        await sandbox.stop()
+
+    run(example())

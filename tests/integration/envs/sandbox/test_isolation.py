@@ -174,41 +174,45 @@ for number, *args in {calls}:
 """
 
 
+# Numbers from arch/x86/entry/syscalls/syscall_64.tbl, written down a second time here.
+REFUSED_CALLS = {
+    "mount": (165, 0, 0, 0, 0, 0),
+    "ptrace": (101, 0, 0, 0, 0),
+    "bpf": (321, 0, 0, 0),
+    "keyctl": (250, 0, 0),
+    "add_key": (248, 0, 0, 0, 0, 0),
+    "perf_event_open": (298, 0, 0, 0, 0, 0),
+    "userfaultfd": (323, 0),
+    "io_uring_setup": (425, 1, 0),
+    "io_uring_enter": (426, 0, 0, 0, 0, 0),
+    "io_uring_register": (427, 0, 0, 0, 0),
+    "unshare NEWUSER": (272, 0x10000000),
+    "clone NEWUSER": (56, 0x10000011, 0, 0, 0, 0),
+    "init_module": (175, 0, 0, 0),
+    "finit_module": (313, 0, 0, 0),
+    "kexec_load": (246, 0, 0, 0, 0),
+    "kexec_file_load": (320, 0, 0, 0, 0, 0),
+    "personality": (135, 8),
+    "ioctl TIOCSTI": (16, 0, 0x5412, 0),
+    "setns": (308, 0, 0),
+    "pivot_root": (155, 0, 0),
+    "chroot": (161, 0),
+    "process_vm_readv": (310, 1, 0, 0, 0, 0, 0),
+    "fsopen": (430, 0, 0),
+    "open_tree": (428, 0, 0, 0),
+    "move_mount": (429, 0, 0, 0, 0, 0),
+    "reboot": (169, 0, 0, 0, 0),
+    "pidfd_getfd": (438, 0, 0, 0),
+    "open_by_handle_at": (304, 0, 0, 0),
+    "ioctl TIOCSTI, high bits": (16, 0, 0x100005412, 0),
+}
+
+
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="the numbers are those of x86_64")
 def test_seccomp_refuses_what_no_program_needs(sh: Callable) -> None:
-    # Numbers from arch/x86/entry/syscalls/syscall_64.tbl, written down a second time here.
-    refused = {
-        "mount": (165, 0, 0, 0, 0, 0),
-        "ptrace": (101, 0, 0, 0, 0),
-        "bpf": (321, 0, 0, 0),
-        "keyctl": (250, 0, 0),
-        "add_key": (248, 0, 0, 0, 0, 0),
-        "perf_event_open": (298, 0, 0, 0, 0, 0),
-        "userfaultfd": (323, 0),
-        "io_uring_setup": (425, 1, 0),
-        "unshare NEWUSER": (272, 0x10000000),
-        "clone NEWUSER": (56, 0x10000011, 0, 0, 0, 0),
-        "init_module": (175, 0, 0, 0),
-        "finit_module": (313, 0, 0, 0),
-        "kexec_load": (246, 0, 0, 0, 0),
-        "kexec_file_load": (320, 0, 0, 0, 0, 0),
-        "personality": (135, 8),
-        "ioctl TIOCSTI": (16, 0, 0x5412, 0),
-        "setns": (308, 0, 0),
-        "pivot_root": (155, 0, 0),
-        "chroot": (161, 0),
-        "process_vm_readv": (310, 1, 0, 0, 0, 0, 0),
-        "fsopen": (430, 0, 0),
-        "open_tree": (428, 0, 0, 0),
-        "move_mount": (429, 0, 0, 0, 0, 0),
-        "reboot": (169, 0, 0, 0, 0),
-        "pidfd_getfd": (438, 0, 0, 0),
-        "open_by_handle_at": (304, 0, 0, 0),
-        "ioctl TIOCSTI, high bits": (16, 0, 0x100005412, 0),
-    }
-    code = CALLS.format(calls=list(refused.values()))
+    code = CALLS.format(calls=list(REFUSED_CALLS.values()))
     answers = sh(f"cat > /tmp/calls.py <<'X'\n{code}X\npython3 /tmp/calls.py")[1].split()
-    assert dict(zip(refused, answers, strict=True)) == dict.fromkeys(refused, "EPERM")
+    assert dict(zip(REFUSED_CALLS, answers, strict=True)) == dict.fromkeys(REFUSED_CALLS, "EPERM")
 
     others = {"clone3": (435, 0, 0), "socket AF_VSOCK": (41, 40, 1, 0), "personality, asking": (135, 0xFFFFFFFF)}
     code = CALLS.format(calls=list(others.values()))

@@ -237,3 +237,22 @@ def test_check_works_inside_a_running_loop(backend: BubblewrapBackend, run: Call
         return all(finding.ok for finding in backend.check() if finding.required)
 
     assert run(scenario())
+
+
+def test_check_tries_what_the_run_will_have(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its folders and its network are the sandbox's that is tried."""
+
+    def tried(backend: BubblewrapBackend) -> tuple[bool, str]:
+        [found] = [finding for finding in backend.check() if finding.name == "sandbox"]
+        return found.ok, found.detail
+
+    there, gone = tmp_path / "agent", tmp_path / "gone"
+    there.mkdir()
+    assert tried(BubblewrapBackend("trial", python=False, folders=[f"{there}:/opt/agent"]))[0]
+    ok, said = tried(BubblewrapBackend("trial", python=False, folders=[f"{there}:/opt/agent", str(gone)]))
+    assert not ok and f"folders={str(gone)!r}: no such folder on this machine" in said
+    monkeypatch.setenv("EGRESS_VENV", str(gone))
+    ok, said = tried(
+        BubblewrapBackend("trial", python=False, egress={"rules": [{"host": "pypi.org"}]}, run_dir=str(tmp_path))
+    )
+    assert not ok and "egress is configured, but there is no mitmproxy" in said

@@ -10,7 +10,7 @@ import pytest
 
 from composer.contract import SandboxLimits
 from composer.errors import SandboxStartError
-from envs.sandbox.docker import checks
+from envs.sandbox.docker import checks, system_calls
 from envs.sandbox.docker.container import Settings
 from envs.sandbox.docker.verify import check_container, check_inside
 from envs.sandbox.realism.load import load_profile
@@ -150,7 +150,7 @@ CONTAINER: dict[str, Any] = {
         "CgroupnsMode": "private",
         "Privileged": False,
         "CapDrop": ["ALL"],
-        "SecurityOpt": ["no-new-privileges:true"],
+        "SecurityOpt": ["no-new-privileges:true", f"seccomp={system_calls.profile()}"],
     },
     "Mounts": [],
 }
@@ -167,6 +167,8 @@ CONTAINER: dict[str, Any] = {
         ("Privileged", True),
         ("CapDrop", None),
         ("SecurityOpt", None),
+        ("SecurityOpt", ["no-new-privileges:true"]),
+        ("SecurityOpt", ["no-new-privileges:true", "seccomp=unconfined"]),
     ],
 )
 def test_an_engine_that_keeps_to_something_else(key: str, value: Any) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from envs.sandbox.seccomp import _BOUNDED, _NUMBERS, _SHARED_MEMORY, build_filter
+from envs.sandbox.seccomp import _SHARED_MEMORY, BOUNDED, REFUSED, build_filter
 
 X86_64, AARCH64, I386 = 0xC000003E, 0xC00000B7, 0x40000003
 ALLOW, KILL = 0x7FFF0000, 0x80000000
@@ -44,7 +44,7 @@ def test_ordinary_calls_pass(program: bytes) -> None:
     for number in (0, 1, 2, 3, 4, 9, 57, 59, 60, 62, 257, 202):
         assert run(program, number) == ALLOW
     assert run(program, 56, 0x3D0F00) == ALLOW
-    refused = {numbers[0] for numbers in _NUMBERS.values()} | {56, 435, 16, 135, 41}
+    refused = {numbers[0] for numbers in REFUSED.values()} | {56, 435, 16, 135, 41}
     assert all(run(program, number) == ALLOW for number in range(470) if number not in refused)
 
 
@@ -116,6 +116,6 @@ def test_numbers_are_those_of_the_kernels_headers(header: str, column: int) -> N
     if not Path(header).exists():
         pytest.skip(f"no {header}")
     defined = dict(re.findall(r"#define __NR(?:3264)?_(\w+)\s+(\d+)", Path(header).read_text()))
-    for name, numbers in (_NUMBERS | _SHARED_MEMORY | {name: two for name, (two, _) in _BOUNDED.items()}).items():
+    for name, numbers in (REFUSED | _SHARED_MEMORY | {name: two for name, (two, _) in BOUNDED.items()}).items():
         if name in defined:
             assert numbers[column] == int(defined[name]), name

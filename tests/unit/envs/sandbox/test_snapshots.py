@@ -234,3 +234,33 @@ def test_layers_come_back_as_they_were_packed(tmp_path: Path) -> None:
     with archive.unpacked(tmp_path / "file", 5) as layers:
         assert [layer.read() for layer in layers] == [b"first", b""]
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_those_that_are_made_at_once_wait_for_room(tmp_path: Path) -> None:
+    """Each may take all that is left, and takes little."""
+
+    class Slow(Server):
+        async def make_layer(self, request: dict[str, Any], fds: Sequence[int] = ()) -> int:
+            await asyncio.sleep(0.01)
+            return await super().make_layer(request, fds)
+
+    async def scenario() -> None:
+        snapshots = Snapshots(Slow(), 2**20)
+        made = await asyncio.gather(*(snapshots.add((), 2**20, {"op": "extract"}) for _ in range(3)))
+        assert len({one.id for one in made}) == 3
+        assert snapshots.server.asked == [2**20, 2**20 - 10, 2**20 - 20]
+        # One that fails lets the next one in, and so does one that nobody waits for any more.
+        snapshots.server.fails = True
+        failed = await asyncio.gather(*(snapshots.add((), 2**20, {}) for _ in range(2)), return_exceptions=True)
+        assert [error.errno for error in failed] == [errno.E2BIG] * 2
+        snapshots.server.fails = False
+        first, second = (asyncio.ensure_future(snapshots.add((), 2**20, {})) for _ in range(2))
+        await asyncio.sleep(0)
+        first.cancel()
+        await second
+        # Where nothing is being made, there is nothing to wait for.
+        snapshots.max_bytes = 2**18
+        with pytest.raises(OSError, match="No space"):
+            await snapshots.add((), 2**20, {})
+
+    asyncio.run(asyncio.wait_for(scenario(), 10))
