@@ -131,11 +131,10 @@ def play(kind: Kind, chat: Chat, task: Task, keeping: Keeping, until: int = 99) 
             tools=[Run(), Finish()],
             rubric=Rubric({"tests": CommandGrader()}),
             backend=backend,
-            keeping=keeping,
             monitor=Monitor(MonitorConfig(enabled=True), 0),
         )
         try:
-            return await env.run_group(task, "g", 3, policy)
+            return await env.run_group(task, "g", 3, policy, keeping=keeping)
         finally:
             await backend.close()
 
