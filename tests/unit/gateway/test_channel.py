@@ -18,6 +18,7 @@ from composer.gateway.relay import CUT_OFF, HEADER, MAX_CONNECTIONS
 
 ECHO = """
 import socket, sys, threading
+lines = []
 def talk(word):
     with socket.create_connection(("127.0.0.1", {port})) as s:
         s.sendall(word.encode() * {times})
@@ -27,9 +28,10 @@ def talk(word):
             piece = s.recv(65536)
             if not piece: break
             got += piece
-    print(word, len(got), got == word.encode() * {times}, flush=True)
+    lines.append("%s %d %s" % (word, len(got), got == word.encode() * {times}))
 threads = [threading.Thread(target=talk, args=[w]) for w in ("ab", "cd", "ef")]
 [t.start() for t in threads]; [t.join() for t in threads]
+print(*lines, sep=chr(10))
 sys.exit(5)
 """
 
