@@ -66,7 +66,7 @@ class SandboxLimits:
     exec_timeout_s: float = 30.0
     """Wall time of one command, if the caller names no other."""
     lifetime_s: float = 600.0
-    """Wall time of the whole sandbox; it is killed afterwards whoever forgot it."""
+    """Wall time of the whole sandbox from before it starts; it is killed afterwards whoever forgot it."""
     output_bytes: int = 64 * 2**10
     """Kept of one command's output."""
     network: bool = False
@@ -97,6 +97,22 @@ class Sandbox(Protocol):
 
         A command that outlives its deadline is killed with its children, and the result says `timed_out`; if the
         shell died with it, the next call gets a new one and loses variables.
+
+        Raises:
+            SandboxError: the sandbox is gone or does not answer.
+        """
+        ...
+
+    async def directory(self) -> str:
+        """Where the persistent shell is, or would begin. Nothing runs in it for this.
+
+        Raises:
+            SandboxError: the sandbox is gone or does not answer.
+        """
+        ...
+
+    async def enter(self, directory: str) -> None:
+        """Have the persistent shell begin in a directory, if there is one; one that has begun stays where it is.
 
         Raises:
             SandboxError: the sandbox is gone or does not answer.
@@ -198,6 +214,8 @@ class SandboxBackend(Protocol):
 
     One whose sandboxes keep their files in memory says `files_in_memory = True`: a config whose `disk_bytes` is more
     than half of `memory_bytes` is then refused by the plan already, and not by every start.
+
+    One whose sandboxes may run elsewhere has `async pressure() -> composer.types.Pressure | None`; None: here.
     """
 
     async def start(
@@ -345,8 +363,8 @@ class Grade:
 class Grader(Protocol):
     """Scores the final state of an episode.
 
-    It has `env.episode_timeout_s` for it. A grader that queues for machines, and bounds the work after that by itself,
-    sets `bounds_itself = True` instead: the wait in its queue is then no failure.
+    It has `env.episode_timeout_s` for it, in which the wait for a machine that is pressed does not count. A grader that
+    queues by itself, and bounds the work after that, sets `bounds_itself = True` instead: the wait is then no failure.
 
     A grader may have `async check(task, reference, backend)`, which is asked once a split before a run starts. It
     raises a `TaskError` if the task's untouched files, or those of the `reference` unless it is None, are not graded as

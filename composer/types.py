@@ -375,3 +375,15 @@ class LoadReport:
     """How long no token was generated."""
     mismatch: Mismatch
     """Generator against trainer on the probe, after the load."""
+
+
+@dataclass(frozen=True)
+class Pressure:
+    """How hard a machine with sandboxes is pressed at one moment; None: that is not known."""
+
+    runnable_per_cpu: float | None
+    """Threads that run or could run, a CPU."""
+    memory_bytes: int | None
+    """That could be had without swapping; in a container no more than its limit leaves."""
+    disk_bytes: int | None
+    """Free where sandboxes, or temporary files, lie."""

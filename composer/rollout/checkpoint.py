@@ -18,8 +18,8 @@ import asyncio
 import json
 import logging
 import os
-import shlex
 import shutil
+import time
 import zlib
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import asdict, dataclass
@@ -30,11 +30,15 @@ from composer.contract import Sandbox, SandboxBackend, Snapshot
 from composer.errors import ResumeError, SandboxError
 from composer.monitor.watch import Watch
 from composer.rollout.chat import Conversation
+from composer.rollout.deadline import not_counted
 from composer.rollout.harness import Generate
 from composer.rollout.prepare import PreparedTask
 from composer.types import Generation, Outcome, Trajectory, Turn
 
 logger = logging.getLogger(__name__)
+
+_MOST_S = 120.0
+"""That an episode's checkpoints may take together. They do not count for the agent, but for the sandbox's life."""
 
 
 @dataclass(frozen=True)
@@ -90,6 +94,8 @@ class EpisodeFiles:
         self.folder, self.every_turns, self.state, self.oldest_version = folder, every_turns, state, oldest_version
         self._kept_at = 0
         self._goes_on = False
+        self._taken_s = 0.0
+        """By checkpoints so far."""
 
     async def start(
         self, task: PreparedTask, conversation: Any, tools: Mapping[str, Any], watch: Watch | None = None
@@ -138,9 +144,12 @@ class EpisodeFiles:
         try:
             for name, items in checkpoint.kept_by_tools.items():
                 tools[name].restore(sandbox, items)
-            moved = await sandbox.shell(f"cd -- {shlex.quote(checkpoint.directory)}")
-            if moved.timed_out or moved.exit_code:
-                raise ResumeError(f"its shell was in {checkpoint.directory!r}, which is not there any more")
+            try:
+                await sandbox.enter(checkpoint.directory)
+            except FileNotFoundError:
+                raise ResumeError(
+                    f"its shell was in {checkpoint.directory!r}, which is not there any more"
+                ) from None
             # What cannot be taken back comes last.
             if watch is not None:
                 watch.resume(noted)
@@ -191,8 +200,13 @@ class EpisodeFiles:
             return generate
 
         async def generate_from_here(token_ids: list[int], *, max_tokens: int, episode_id: str) -> Generation:
-            if len(conversation.turns) >= self._kept_at + self.every_turns:
-                await self._keep(conversation, sandbox, backend, kept_by_tools(tools, sandbox))
+            if len(conversation.turns) >= self._kept_at + self.every_turns and self._taken_s < _MOST_S:
+                began = time.monotonic()
+                with not_counted():
+                    await self._keep(conversation, sandbox, backend, kept_by_tools(tools, sandbox))
+                self._taken_s += time.monotonic() - began
+                if self._taken_s >= _MOST_S:
+                    logger.warning("Episode %s has no further checkpoints: these took too long", self._name)
             return await generate(token_ids, max_tokens=max_tokens, episode_id=episode_id)
 
         return generate_from_here
@@ -215,7 +229,7 @@ class EpisodeFiles:
         self._kept_at = number  # also if it fails: the next turn is not the time to try again
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            where = (await sandbox.shell("pwd")).output.decode(errors="surrogateescape").rstrip("\n")
+            where = await sandbox.directory()
             await save_state(sandbox, backend, self.folder / f"turn-{number}.state")
             fields = {
                 "conversation": conversation.to_dict(),

@@ -18,9 +18,10 @@ from composer.errors import ComposerError, GradingError
 from composer.monitor.watch import Monitor
 from composer.rollout.chat import Chat
 from composer.rollout.checkpoint import Keeping, kept_by_tools
+from composer.rollout.deadline import Deadline
 from composer.rollout.harness import Generate, Harness, HarnessLimits, Plays, Recording, ToolClock
 from composer.rollout.parts import grade
-from composer.rollout.prepare import PreparedTask, prepared
+from composer.rollout.prepare import OWN_S, PreparedTask, prepared
 from composer.types import Group, Outcome, Task, Trajectory
 
 logger = logging.getLogger(__name__)
@@ -44,21 +45,22 @@ class Rubric:
         Raises:
             SandboxError, GradingError, TaskError: as of `composer.contract.Grader.grade`.
             GradingError: a grader broke its contract, or did not end within `timeout_s` (of all graders together,
-                but for those that bound themselves: these may queue for as long as it takes).
+                but for those that bound themselves: these may queue for as long as it takes). What they wait for room
+                on the machine does not count.
         """
         left_s = timeout_s
         for name, grader in self.graders.items():
-            bounds_itself, start = getattr(grader, "bounds_itself", False), time.monotonic()
+            deadline = None if getattr(grader, "bounds_itself", False) else Deadline(left_s)
             try:
-                async with asyncio.timeout(None if bounds_itself else left_s):
+                async with deadline or contextlib.nullcontext():
                     t.rewards[name], t.metadata[name] = await grade(name, grader, task, files, backend, t)
             except TimeoutError:
                 raise GradingError(
                     f"grader {name!r} did not end within {timeout_s:g} s on task {task.id}: make it faster, "
                     "or raise env.episode_timeout_s"
                 ) from None
-            if not bounds_itself:
-                left_s -= time.monotonic() - start
+            if deadline is not None:
+                left_s = deadline.left_s
         t.reward = sum(self.weights.get(name, 1.0) * score for name, score in t.rewards.items())
 
     def zero(self, t: Trajectory, reason: str) -> None:
@@ -95,7 +97,8 @@ async def run_episode(
         rubric: what the final files are worth.
         generate: asks the policy.
         limits: limits of the agent's sandbox.
-        timeout_s: wall time of the agent once its sandbox is there, and again of the grading; see `Rubric.grade`.
+        timeout_s: wall time of the agent once its sandbox is there, and again of the grading; see `Rubric.grade`. What
+            the framework does in between (checkpoints, the monitor's part, collecting the files) does not count.
         group_id: the group this episode belongs to.
         episode_id: its own name.
         with_prompt: whether the conversation begins with the system message.
@@ -120,23 +123,27 @@ async def run_episode(
         metadata=conversation.metadata if with_prompt else {"no_prompt": True},
     )
     watch = monitor.watch(task, episode_id, _most_collected(task, limits)) if monitor is not None else None
-    clock = ToolClock()
+    clock, deadline = ToolClock(), Deadline(timeout_s)
     phase = "the agent's sandbox"
     try:
         sandbox = await files_of.start(prepared_task, conversation, harness.tools, watch)
         try:
-            phase = "the agent"
-            async with asyncio.timeout(timeout_s):
-                if watch is not None:
+            if watch is not None:
+                phase = "the monitor"
+                async with asyncio.timeout(OWN_S):
                     await files_of.begin(watch, sandbox, conversation)
-                asked = files_of.watching(generate, conversation, sandbox, prepared_task.agents_backend, harness.tools)
+            phase = "the agent"
+            asked = files_of.watching(generate, conversation, sandbox, prepared_task.agents_backend, harness.tools)
+            async with deadline:
                 outcome = await harness.run(conversation, sandbox, asked, episode_id, clock)
-                await files_of.keep_state(sandbox, prepared_task.agents_backend)
+            phase = "collecting what the agent left behind"
+            async with asyncio.timeout(OWN_S):
                 t.metadata |= kept_by_tools(harness.tools, sandbox)
                 finished = outcome is Outcome.FINISHED
                 files = await _collect(task, sandbox, limits) if finished else f"the episode ended with {outcome}"
                 if watch is not None:
                     files = await watch.end(sandbox, files)
+                await files_of.keep_state(sandbox, prepared_task.agents_backend)
         finally:
             await _stop(sandbox)
         if isinstance(files, str):
@@ -146,7 +153,9 @@ async def run_episode(
             await rubric.grade(task, files, prepared_task.backend, t, timeout_s)
         t.outcome = outcome
     except TimeoutError:
-        if clock.command_s > timeout_s / 2:
+        if not deadline.expired:
+            _fail(t, f"{phase} did not end in time: see what keeps the machine busy")
+        elif clock.command_s > timeout_s / 2:
             t.outcome = Outcome.TIMED_OUT
             rubric.zero(t, reason=f"the agent's commands took {clock.command_s:.0f} of {timeout_s:g} s")
         elif clock.stuck:

@@ -20,6 +20,7 @@ from typing import Any
 
 from composer.contract import Grade, Grader, Sandbox, SandboxBackend, Taskset, Tool, ToolResult
 from composer.errors import ComposerError, GradingError, TaskError, ToolError
+from composer.rollout.pool import together
 from composer.types import Split, Task, ToolCall, Trajectory
 
 _LOOK_EVERY_S = 1.0
@@ -97,7 +98,8 @@ async def grade(
         GradingError: the grader broke its contract.
     """
     with _named(f"grader {name!r} failed on task {task.id}", "its `grade`", GradingError):
-        verdict = await grader.grade(task, files, backend, trajectory)
+        with together():
+            verdict = await grader.grade(task, files, backend, trajectory)
         if not isinstance(verdict, Grade):
             raise TypeError(f"it answered {verdict!r:.80}, which is no composer.contract.Grade")
         score = float(verdict.score)

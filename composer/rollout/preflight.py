@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 from composer.contract import SandboxBackend, SandboxLimits, Taskset
 from composer.errors import ComposerError, GradingError, MachineError, TaskError
+from composer.rollout.deadline import Deadline
 from composer.rollout.episode import Rubric
 from composer.rollout.parts import make_task
 from composer.types import Outcome, Split, Task, Trajectory
@@ -113,7 +115,7 @@ async def _check(
 ) -> None:
     bounds_itself = getattr(grader, "bounds_itself", False)
     try:
-        async with asyncio.timeout(None if bounds_itself else timeout_s):
+        async with contextlib.nullcontext() if bounds_itself else Deadline(timeout_s):
             await grader.check(task, reference, backend)
     except TaskError as error:
         raise TaskError(f"taskset {taskset.name!r}: {error}") from error

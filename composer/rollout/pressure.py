@@ -1,4 +1,7 @@
-"""How hard this machine is pressed just now: by which new sandboxes are let in or have to wait."""
+"""How hard this machine is pressed just now: by which new sandboxes are let in or have to wait.
+
+Sandboxes of a remote engine run on another machine, of which its backend says what it knows (`Pressure`).
+"""
 
 from __future__ import annotations
 
@@ -9,44 +12,35 @@ from pathlib import Path
 
 import psutil
 
+from composer.types import Pressure
+
 _CGROUP = Path("/sys/fs/cgroup")
 
 
-@dataclass(frozen=True)
-class Pressure:
-    """One reading.
+def read() -> Pressure:
+    """Look at this machine now. What the kernel does not say counts as no pressure."""
+    return Pressure(_runnable() / (os.cpu_count() or 1), available_memory_bytes(), shutil.disk_usage(_scratch()).free)
+
+
+def over(now: Pressure, limits: PressureLimits, reserved_bytes: int = 0) -> str:
+    """Which limit is passed, in words; empty if none is, as far as is known.
+
+    Args:
+        now: a reading.
+        limits: what is allowed.
+        reserved_bytes: of memory, promised already and not used yet.
 
     Example:
-        >>> Pressure(runnable_per_cpu=9.0, memory_bytes=2**33, disk_bytes=2**34).over(PressureLimits(8.0))
+        >>> over(Pressure(9.0, None, 2**34), PressureLimits(8.0))
         '9.0 runnable threads a CPU, of at most 8'
     """
-
-    runnable_per_cpu: float
-    """Threads that run or could run, a CPU."""
-    memory_bytes: int
-    """That could be had without swapping; in a container no more than its limit leaves."""
-    disk_bytes: int
-    """Free where temporary files lie."""
-
-    @classmethod
-    def read(cls) -> Pressure:
-        """Look now. What the kernel does not say counts as no pressure."""
-        return cls(_runnable() / (os.cpu_count() or 1), available_memory_bytes(), shutil.disk_usage(_scratch()).free)
-
-    def over(self, limits: PressureLimits, reserved_bytes: int = 0) -> str:
-        """Which limit is passed, in words; empty if none is.
-
-        Args:
-            limits: what is allowed.
-            reserved_bytes: of memory, promised already and not used yet.
-        """
-        if self.runnable_per_cpu > limits.runnable_per_cpu:
-            return f"{self.runnable_per_cpu:.1f} runnable threads a CPU, of at most {limits.runnable_per_cpu:g}"
-        if (left := self.memory_bytes - reserved_bytes) < limits.memory_bytes:
-            return f"{max(left, 0) / 2**30:.1f} GiB of memory left, of at least {limits.memory_bytes / 2**30:.1f}"
-        if self.disk_bytes < limits.disk_bytes:
-            return f"{self.disk_bytes / 2**30:.1f} GiB of disk left, of at least {limits.disk_bytes / 2**30:.1f}"
-        return ""
+    if now.runnable_per_cpu is not None and now.runnable_per_cpu > limits.runnable_per_cpu:
+        return f"{now.runnable_per_cpu:.1f} runnable threads a CPU, of at most {limits.runnable_per_cpu:g}"
+    if now.memory_bytes is not None and (left := now.memory_bytes - reserved_bytes) < limits.memory_bytes:
+        return f"{max(left, 0) / 2**30:.1f} GiB of memory left, of at least {limits.memory_bytes / 2**30:.1f}"
+    if now.disk_bytes is not None and now.disk_bytes < limits.disk_bytes:
+        return f"{now.disk_bytes / 2**30:.1f} GiB of disk left, of at least {limits.disk_bytes / 2**30:.1f}"
+    return ""
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,8 @@ class LimitsConfig:
     exec_timeout_s: float = number(30.0, LEAST_SECONDS, SECONDS)
     """Wall time of one command."""
     lifetime_s: float = number(600.0, LEAST_SECONDS, SECONDS)
-    """Wall time of a sandbox; at least `episode_timeout_s`."""
+    """Wall time of a task's setup, and then again of its sandbox, which is killed afterwards whoever forgot it: at
+    least `episode_timeout_s`. What the framework itself does in it comes on top."""
     output_bytes: int = number(64 * 2**10, 256, BYTES)
     """Kept of one command's output."""
 
@@ -148,7 +149,8 @@ class EnvConfig:
     invalid_calls_allowed: int = number(0, 0)
     """How many malformed tool calls are answered with an error before the episode ends."""
     episode_timeout_s: float = number(120.0, LEAST_SECONDS, SECONDS)
-    """Wall time of one episode, grading included."""
+    """Wall time of an agent once its sandbox is ready, and again of the graders. Checkpoints, the monitor's part and
+    the wait for room on the machine do not count."""
     concurrency: int = number(32, 1)
     """Episodes at a time in one env worker."""
     num_workers: int = number(1, 1)

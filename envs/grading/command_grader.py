@@ -40,6 +40,10 @@ REPORTS = ("exit_code", "pytest", "junit", "reward")
 _KEY = "grading"
 _MAX_REPORT_BYTES = 16 * 2**20
 _NO_SUCH_COMMAND = 127
+_AROUND_S = 120.0
+"""Of a run, for all but its command."""
+_STARTS_S = 60.0
+"""Of a sandbox's life, until it has started."""
 _REPORT = re.compile(rb"\n[0-9a-f]{32}\{.*\}\n")
 """A supervisor's, as it is printed."""
 _NOTHING_RAN = ExecResult(0, b"")
@@ -112,7 +116,7 @@ class CommandGrader:
 
     name = "command"
     bounds_itself = True
-    """A run has `limits.lifetime_s`; before it, the grader queues for one of `concurrency` places."""
+    """A run has its command's time and `_AROUND_S` from when its sandbox is there; before, it queues for a place."""
 
     def __init__(
         self,
@@ -174,17 +178,14 @@ class CommandGrader:
         recipe = Recipe.of(task)
         timeout_s = recipe.timeout_s or float(task.metadata.get("timeout_s") or self.timeout_s)
         limits = dataclasses.replace(
-            self.limits, cpu_seconds=max(1, round(timeout_s)), exec_timeout_s=timeout_s, lifetime_s=timeout_s + 120
+            self.limits,
+            cpu_seconds=max(1, round(timeout_s)),
+            exec_timeout_s=timeout_s,
+            lifetime_s=timeout_s + _AROUND_S + _STARTS_S,
         )
         run = _Run(task, recipe, backend, limits, timeout_s, self.max_state_bytes)
         async with self._slots:
-            try:
-                async with asyncio.timeout(limits.lifetime_s):
-                    return await run.grade(files)
-            except TimeoutError:
-                raise GradingError(
-                    f"The grading sandbox of task {task.id} did not end within {limits.lifetime_s:g} s."
-                ) from None
+            return await run.grade(files)
 
 
 @dataclass(frozen=True)
@@ -227,13 +228,17 @@ class _Run:
             sandbox = await self.backend.start(state, self.limits)
         else:
             sandbox = await self.backend.start(task.files, self.limits, image=task.image)
+        work_s = self.timeout_s + _AROUND_S
         try:
-            if task.image:
-                base = await self._base_of(sandbox)
-                await bring_to(sandbox, base, self._state(base, base if final is None else final), task.id)
-            for path, content in self._beside().items():
-                await put(sandbox, path, content, task.id)
-            return await self._run(sandbox)
+            async with asyncio.timeout(work_s):
+                if task.image:
+                    base = await self._base_of(sandbox)
+                    await bring_to(sandbox, base, self._state(base, base if final is None else final), task.id)
+                for path, content in self._beside().items():
+                    await put(sandbox, path, content, task.id)
+                return await self._run(sandbox)
+        except TimeoutError:
+            raise GradingError(f"The grading sandbox of task {task.id} did not end within {work_s:g} s.") from None
         finally:
             await asyncio.shield(asyncio.ensure_future(sandbox.stop()))
 

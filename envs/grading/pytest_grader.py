@@ -52,6 +52,10 @@ def {name}():
     check(1, 2)
 """
 """The test that must fail where tests and solution share a process."""
+_AROUND_S = 60.0
+"""Of a run, for all but the tests."""
+_STARTS_S = 120.0
+"""Of a sandbox's life, until the last sandbox of its run has started too."""
 _LAST_WORDS_S = 2.0
 """For the solution's process to be seen to have ended."""
 
@@ -75,7 +79,7 @@ class PytestGrader:
 
     name = "pytest"
     bounds_itself = True
-    """A run has `limits.lifetime_s`; before it, the grader queues for one of `concurrency` places."""
+    """A run has `work_s` from when its sandboxes are there; before, it queues for one of `concurrency` places."""
 
     def __init__(
         self,
@@ -196,18 +200,18 @@ class PytestGrader:
         async with self._slots:
             self.num_runs += 1
             try:
-                async with asyncio.timeout(run.limits.lifetime_s):
-                    report = await (run.apart(state) if runs_apart(task) else run.together(state))
+                report = await (run.apart(state) if runs_apart(task) else run.together(state))
             except TimeoutError:
                 raise GradingError(
-                    f"The grading sandbox of task {task.id} did not end within {run.limits.lifetime_s:g} s."
+                    f"The grading sandbox of task {task.id} did not end within {run.work_s:g} s."
                 ) from None
         return _verdict(task, report, expected, timeout_s), not report.result.timed_out
 
 
 def _for_so_long(limits: SandboxLimits, timeout_s: float) -> SandboxLimits:
     """The limits of sandboxes in which tests may run for `timeout_s`."""
-    return replace(limits, cpu_seconds=max(1, round(timeout_s)), exec_timeout_s=timeout_s, lifetime_s=timeout_s + 60)
+    lifetime_s = timeout_s + _AROUND_S + _STARTS_S
+    return replace(limits, cpu_seconds=max(1, round(timeout_s)), exec_timeout_s=timeout_s, lifetime_s=lifetime_s)
 
 
 @dataclass(frozen=True)
@@ -240,6 +244,11 @@ class _Run:
     plugin: str = field(default_factory=lambda: f"_report_{secrets.token_hex(8)}")
     server: str = field(default_factory=lambda: f"composer_serve_{secrets.token_hex(8)}")
     nonce: bytes = field(default_factory=lambda: secrets.token_hex(16).encode())
+
+    @property
+    def work_s(self) -> float:
+        """Wall time of the run from when its sandboxes are there: the wait for them is nobody's fault."""
+        return self.timeout_s + _AROUND_S
 
     async def together(self, state: Mapping[str, bytes]) -> _Report:
         """Run the tests on the solution in one process."""
@@ -338,11 +347,17 @@ class _Run:
 
 @asynccontextmanager
 async def _sandboxes(run: _Run, *states: Mapping[str, bytes]) -> AsyncIterator[list[Sandbox]]:
-    """Fresh sandboxes with these files, started at once; all are stopped, also where one of them did not start."""
+    """Fresh sandboxes with these files, started at once; all are stopped, also where one of them did not start.
+
+    Raises:
+        TimeoutError: `work_s` after all of them have started.
+    """
     start, image = run.backend.start, run.task.image
     starting = [asyncio.ensure_future(start(files, run.limits, image=image)) for files in states]
     try:
-        yield await asyncio.gather(*starting)
+        sandboxes = await asyncio.gather(*starting)
+        async with asyncio.timeout(run.work_s):
+            yield sandboxes
     finally:
         await asyncio.shield(asyncio.ensure_future(_stop_all(starting)))
 

@@ -19,6 +19,7 @@ import yaml
 
 from composer.contract import Finding, Sandbox, SandboxBackend, SandboxLimits, Snapshot
 from composer.errors import SandboxError, SandboxStartError, SnapshotGoneError
+from composer.types import Pressure
 from envs.sandbox.variables import checked, pack, partial, unpacked, with_variables
 
 PREFIX = "environment:"
@@ -162,6 +163,11 @@ class InstalledEnvironments:
             SandboxError: it failed under the probe.
         """
         return await self.inside.audit()
+
+    async def pressure(self) -> Pressure | None:
+        """How hard the machine of the backend inside is pressed; None: it is this one."""
+        inside = getattr(self.inside, "pressure", None)
+        return await inside() if inside is not None else None
 
     def sweep(self) -> int:
         """Remove what killed runs left behind; see `composer.contract.SandboxBackend`."""

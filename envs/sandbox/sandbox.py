@@ -120,6 +120,23 @@ class BubblewrapSandbox:
         """
         return await self._command({"op": "shell"}, command.encode(errors="surrogateescape"), timeout_s)
 
+    async def directory(self) -> str:
+        """Where the persistent shell is, or would begin: asked of the kernel, not of the shell.
+
+        Raises:
+            SandboxError: the sandbox is gone or does not answer.
+        """
+        answer, _ = await self._ask({"op": "directory"})
+        return answer["path"]
+
+    async def enter(self, directory: str) -> None:
+        """Have the persistent shell begin in a directory, if there is one; one that has begun stays where it is.
+
+        Raises:
+            SandboxError: the sandbox is gone or does not answer.
+        """
+        await self._ask({"op": "enter", "path": directory})
+
     async def exec(
         self,
         argv: Sequence[str],

@@ -73,6 +73,24 @@ class PersistentShell:
             return watch.result(int(code))
         return self._end(watch)
 
+    def directory(self, proc: int) -> str:
+        """Where the shell is, or would begin: as the last command named it, which may be by a symbolic link.
+
+        Args:
+            proc: a directory descriptor of the outer /proc.
+        """
+        try:
+            here = os.readlink(f"{self._pid}/cwd", dir_fd=proc) if self._pid else self._directory
+            # A folder that was removed has no name any more, and one that was moved another than the shell says.
+            return self._directory if os.path.samefile(here, self._directory) else here  # noqa: PTH121
+        except OSError:
+            return self._directory
+
+    def enter(self, directory: str) -> None:
+        """Have a shell that has not begun yet begin there."""
+        if not self._pid:
+            self._directory = directory
+
     def _end(self, watch: Watch) -> Result:
         """Collect a shell that has ended, or has to. Its successor starts in the directory of the last command."""
         code = self._collect()

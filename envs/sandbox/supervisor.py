@@ -199,6 +199,8 @@ class Supervisor:
         self._operations: dict[str, Callable[[dict[str, Any], bytes], tuple[dict[str, Any], bytes]]] = {
             "populate": self._populate,
             "shell": self._run_shell,
+            "directory": lambda request, body: ({"path": self._shell.directory(self._proc)}, b""),
+            "enter": self._enter,
             "exec": self._run_program,
             "read": self._read,
             "write": self._write,
@@ -258,6 +260,10 @@ class Supervisor:
 
     def _run_shell(self, request: dict[str, Any], body: bytes) -> tuple[dict[str, Any], bytes]:
         return _answer(self._shell.run(body, request["timeout_s"], self._assignment.limits["output_bytes"]))
+
+    def _enter(self, request: dict[str, Any], body: bytes) -> tuple[dict[str, Any], bytes]:
+        self._shell.enter(request["path"])
+        return {}, b""
 
     def _run_program(self, request: dict[str, Any], body: bytes) -> tuple[dict[str, Any], bytes]:
         argv, extra = request["argv"], request["env"]

@@ -27,11 +27,14 @@ import docker
 
 from composer.contract import Finding, SandboxLimits, Snapshot
 from composer.errors import SandboxError, SandboxStartError, SnapshotGoneError
+from composer.types import Pressure
 from envs.sandbox import state
 from envs.sandbox.docker import checks, images, owner, prepared, scenery
 from envs.sandbox.docker.container import Settings, check_limits, is_below
 from envs.sandbox.docker.engine import Engine, EngineRefusal
 from envs.sandbox.docker.once import Once
+from envs.sandbox.docker.pressure import LIMITS as PROBE_LIMITS
+from envs.sandbox.docker.pressure import Gauge, in_words
 from envs.sandbox.docker.sandbox import DockerSandbox
 from envs.sandbox.docker.snapshots import SnapshotStore
 from envs.sandbox.realism import audit as realism
@@ -135,6 +138,9 @@ class DockerBackend:
         self._kept: Once[SandboxLimits, None] = Once()
         """Limits that the engine was seen to keep, for a profile that hides them."""
         self._is_checked = False
+        self._pressure_seen = ""
+        """By `check`."""
+        self._gauge = Gauge(self._describe, self._start_probe)
 
     async def start(
         self, files: Mapping[str, bytes], limits: SandboxLimits, *, image: str = "", base: Snapshot | None = None
@@ -224,6 +230,13 @@ class DockerBackend:
         await self._begin(twin, of.name, (), None, {})
         await twin.stop()
 
+    async def _start_probe(self) -> DockerSandbox:
+        """A container in which nothing runs, for `pressure`."""
+        of = await self._prepare(self.image)
+        probe = self._new(self.image, of, replace(self._settings, is_twin=True), PROBE_LIMITS)
+        await self._begin(probe, of.name, (), None, {})
+        return probe
+
     def _new(self, image: str, of: images.PreparedImage, settings: Settings, limits: SandboxLimits) -> DockerSandbox:
         number = f"{next(self._numbers):05d}"
         label = re.sub(r"[^A-Za-z0-9_-]", "-", self.run_label)[:40] or "run"
@@ -288,10 +301,17 @@ class DockerBackend:
 
     async def _prepare(self, image: str) -> images.PreparedImage:
         if not self._is_checked:
-            version, info = await self._engine.call("describe itself", lambda client: (client.version(), client.info()))
-            checks.refuse(version, info)
+            version = await self._engine.call("say its version", lambda client: client.version())
+            checks.refuse(version, (await self._describe())[1])
             self._is_checked = True
         return await self._prepared.get(image, lambda: self._prepare_now(image))
+
+    async def _describe(self) -> tuple[str, dict[str, Any]]:
+        return self._engine.address, await self._engine.call("describe itself", lambda client: client.info())
+
+    async def pressure(self) -> Pressure | None:
+        """How hard the engine's machine is pressed; None: as this one is, on which it runs. Raises nothing."""
+        return await self._gauge.read()
 
     async def _prepare_now(self, image: str) -> images.PreparedImage:
         def prepare(client: docker.APIClient) -> images.PreparedImage:
@@ -351,6 +371,7 @@ class DockerBackend:
         if self.proxy is not None:
             self.proxy.close()
         self._trusted.clear()
+        self._gauge.forget()
         self._snapshots.clear()
         self._engine.close()
         self._prepared.clear()
@@ -366,9 +387,12 @@ class DockerBackend:
         from envs.egress.client import finding
 
         try:
-            return [*checks.check(self._engine, is_there, self._trial), *self._check_network(finding)]
+            findings = [*checks.check(self._engine, is_there, self._trial), *self._check_network(finding)]
         except SandboxError as e:
             return [Finding("Docker engine", False, str(e), "look at the image's name, and at the engine's own log")]
+        if self._pressure_seen:
+            findings.append(Finding("pressure", True, self._pressure_seen, required=False))
+        return findings
 
     def _check_network(self, finding: Callable[[bool], Finding]) -> list[Finding]:
         """What keeps containers from the proxy, where they are to reach it."""
@@ -404,6 +428,7 @@ class DockerBackend:
             result = await sandbox.shell("true")
             if result.exit_code != 0:
                 raise SandboxError(f"'true' ended with {result.exit_code} in a sandbox: {result.output!r}")
+            self._pressure_seen = in_words(await trial.pressure())
         finally:
             await trial.close()
 

@@ -21,6 +21,8 @@ from envs.sandbox.docker.shell import Ended, PersistentShell, ShellEndedError, q
 from envs.sandbox.programs import TIMED_OUT, OutputBuffer
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_WHERE = b"if [ %(said)b -ef %(link)b ]; then printf %%s %(said)b; else readlink -n %(link)b; fi"
+"""As the last command named the directory, which may be by a symbolic link, unless it was moved or removed."""
 _KILLED_S = 5.0
 """For what was killed to have ended."""
 
@@ -66,6 +68,23 @@ class Commands:
             ended = await self._end_shell(shell, output, False)
         self._directory = ended.directory
         return ExecResult(ended.exit_code, output.value(), timed_out, output.truncated, time.monotonic() - began)
+
+    async def directory(self) -> bytes:
+        """Where the persistent shell is, or would begin; see `DockerSandbox.directory`.
+
+        Raises:
+            SandboxError: the sandbox is gone or does not answer.
+        """
+        if self._shell is None or not self._shell.processes:
+            return self._directory
+        where = _WHERE % {b"said": quoted(self._directory), b"link": b"/proc/%d/cwd" % self._shell.processes[0]}
+        code, found = await self._inside.ask(where)
+        return self._directory if code or not found else found
+
+    def enter(self, directory: bytes) -> None:
+        """Have a shell that has not begun yet begin there."""
+        if self._shell is None:
+            self._directory = directory
 
     async def _usable_shell(self) -> PersistentShell:
         if self._shell is not None and not await self._shell.is_usable():

@@ -171,6 +171,24 @@ class DockerSandbox:
         async with self._turn("shell"):
             return await self._commands.in_shell(data, timeout_s)
 
+    async def directory(self) -> str:
+        """Where the persistent shell is, or would begin: asked of the kernel, not of the shell.
+
+        Raises:
+            SandboxError: the sandbox is gone or does not answer.
+        """
+        async with self._turn("directory"):
+            return os.fsdecode(await self._commands.directory())
+
+    async def enter(self, directory: str) -> None:
+        """Have the persistent shell begin in a directory, if there is one; one that has begun stays where it is.
+
+        Raises:
+            SandboxError: the sandbox is gone or does not answer.
+        """
+        async with self._turn("enter"):
+            self._commands.enter(os.fsencode(directory))
+
     async def exec(
         self,
         argv: Sequence[str],

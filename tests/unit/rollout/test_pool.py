@@ -3,14 +3,16 @@
 import asyncio
 from collections.abc import Mapping
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from composer.contract import SandboxLimits, Snapshot
 from composer.errors import SandboxError, SandboxStartError
-from composer.rollout.pool import PoolSettings, SandboxPool
-from composer.rollout.pressure import Pressure, PressureLimits
+from composer.rollout.deadline import Deadline
+from composer.rollout.pool import PoolSettings, SandboxPool, together
+from composer.rollout.pressure import PressureLimits, over, read
+from composer.types import Pressure
 
 LIMITS = SandboxLimits(memory_bytes=2**30)
 FREE = Pressure(0.0, 2**34, 2**34)
@@ -256,6 +258,134 @@ def test_a_fork_counts_as_running() -> None:
     asyncio.run(play())
 
 
+def test_whoever_holds_one_does_not_wait_for_another() -> None:
+    async def play() -> None:
+        pool, dial = make(Backend(), warm=0)
+
+        async def pair(pause_s: float) -> None:
+            with together():
+                first = await pool.start({}, LIMITS)
+                await asyncio.sleep(pause_s)
+                second = await pool.start({}, LIMITS)
+            await first.stop()
+            await second.stop()
+
+        async def at_once() -> None:
+            with together():
+                for sandbox in await asyncio.gather(*(pool.start({}, LIMITS) for _ in range(3))):
+                    await sandbox.stop()
+
+        dial.pressure = FULL
+        # Two that each hold one, and others ahead of them in the queue: only as one of them has its second, it ends.
+        await asyncio.wait_for(asyncio.gather(pair(0.2), pair(0.2), at_once(), at_once(), pair(0.2)), 10)
+        first = await pool.start({}, LIMITS)  # what has ended is forgotten
+        waiting = asyncio.ensure_future(pool.start({}, LIMITS))
+        await asyncio.sleep(0.12)
+        assert not waiting.done()
+        await first.stop()
+        await (await waiting).stop()
+        await pool.close()
+
+    asyncio.run(play())
+
+
+def test_the_wait_for_room_does_not_count() -> None:
+    async def play() -> None:
+        pool, dial = make(Backend(), FULL, warm=0)
+        first = await pool.start({}, LIMITS)
+
+        async def graded() -> float:
+            async with Deadline(0.2) as deadline:
+                await pool.start({}, LIMITS)
+            return deadline.left_s
+
+        waiting = asyncio.ensure_future(graded())
+        await asyncio.sleep(0.5)
+        dial.pressure = FREE
+        assert await waiting > 0
+        await first.stop()
+        await pool.close()
+
+    asyncio.run(play())
+
+
+def test_the_keeper_cleans_up_while_others_take() -> None:
+    """Stopping takes time, in which the next start finds what is left; and in which it is cancelled once more."""
+
+    class Slow(Box):
+        async def stop(self) -> None:
+            await asyncio.sleep(0.05)
+            self.stopped += 1
+
+    class SlowBackend(Backend):
+        async def start(self, files: Mapping[str, bytes], limits: SandboxLimits, **more: Any) -> Box:
+            await super().start(files, limits, **more)
+            box = Slow(str(len(self.started)), files)
+            self.started[-1] = (box, *self.started[-1][1:])
+            return box
+
+    async def play() -> None:
+        backend = SlowBackend()
+        pool, _ = make(backend, warm=4)
+        held = [await pool.start({}, LIMITS)]
+        await settle()
+        [ready] = pool._ready.values()
+        assert ready.keeper is not None
+        ready.keeper.cancel()
+        await asyncio.sleep(0.01)
+        held += [await pool.start({}, LIMITS) for _ in range(2)]
+        ready.keeper.cancel()
+        await asyncio.gather(ready.keeper, return_exceptions=True)
+        await settle()
+        assert [box.stopped for box, _, _ in backend.started[1:5]] == [1, 1, 1, 1]  # all that waited, each once
+        assert len({id(sandbox._sandbox) for sandbox in held} & {id(box) for box, _, _ in backend.started[1:5]}) == 0
+        assert [len(kind.sandboxes) for kind in pool._ready.values()] == [4]  # another keeper has begun
+        for sandbox in held:
+            await sandbox.stop()
+        await pool.close()
+        assert [box.stopped for box, _, _ in backend.started] == [1] * len(backend.started)
+
+    asyncio.run(play())
+
+
+def test_a_pool_that_was_closed_before_its_keeper_began_keeps_again() -> None:
+    async def play() -> None:
+        backend = Backend()
+        pool, _ = make(backend, warm=1)
+        await (await pool.start({}, LIMITS)).stop()
+        await pool.close()
+        await (await pool.start({}, LIMITS)).stop()
+        await settle()
+        assert len(backend.started) == 3
+        await pool.close()
+
+    asyncio.run(play())
+
+
+def test_the_pressure_is_of_the_machine_where_the_sandboxes_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Elsewhere(Backend):
+        now: Pressure | None = FULL
+
+        async def pressure(self) -> Pressure | None:
+            return self.now
+
+    async def play() -> None:
+        monkeypatch.setattr("composer.rollout.pressure.read", lambda: FULL)
+        backend = Elsewhere()
+        pool = SandboxPool(cast("Any", backend), PoolSettings(warm=0, wait_s=0.1))
+        await pool.start({}, LIMITS)
+        with pytest.raises(SandboxStartError, match="99.0 runnable"):
+            await pool.start({}, LIMITS)
+        backend.now = Pressure(None, None, None)  # nothing is known: this machine's own is still another's
+        await pool.start({}, LIMITS)
+        backend.now = None  # it is here
+        with pytest.raises(SandboxStartError, match="99.0 runnable"):
+            await pool.start({}, LIMITS)
+        await pool.close()
+
+    asyncio.run(play())
+
+
 @pytest.mark.parametrize(
     ("pressure", "reserved", "expected"),
     [
@@ -263,14 +393,15 @@ def test_a_fork_counts_as_running() -> None:
         (Pressure(2.1, 100, 100), 0, "2.1 runnable threads a CPU, of at most 2"),
         (Pressure(0.0, 2**30, 100), 2**30, "0.0 GiB of memory left, of at least 0.0"),
         (Pressure(0.0, 100, 9), 0, "0.0 GiB of disk left, of at least 0.0"),
+        (Pressure(None, None, None), 2**40, ""),
     ],
 )
 def test_pressure_is_over_a_limit_or_not(pressure: Pressure, reserved: int, expected: str) -> None:
-    assert pressure.over(PressureLimits(2.0, 10, 10), reserved) == expected
+    assert over(pressure, PressureLimits(2.0, 10, 10), reserved) == expected
 
 
 def test_the_reading_is_the_machines() -> None:
-    now = Pressure.read()
-    assert now.runnable_per_cpu > 0  # this very thread
-    assert now.memory_bytes > 2**20
-    assert now.disk_bytes > 0
+    now = read()
+    assert now.runnable_per_cpu and now.runnable_per_cpu > 0  # this very thread
+    assert now.memory_bytes and now.memory_bytes > 2**20
+    assert now.disk_bytes and now.disk_bytes > 0

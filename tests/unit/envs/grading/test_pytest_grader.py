@@ -295,15 +295,32 @@ def test_the_tasks_own_configuration_is_read():
 
 
 def test_a_sandbox_that_hangs_is_not_waited_for(monkeypatch):
-    grader, backend = PytestGrader(), FolderBackend()
-    grader.limits = dataclasses.replace(grader.limits, lifetime_s=0.1)
+    async def hang(self, argv, **_):
+        await asyncio.Event().wait()
 
-    async def hang():
+    monkeypatch.setattr(FolderSandbox, "exec", hang)
+    monkeypatch.setattr("envs.grading.pytest_grader._AROUND_S", 0.1)
+    with pytest.raises(GradingError, match="did not end within 0.2 s"):
+        grade(TASK, RIGHT, PytestGrader(timeout_s=0.1))
+
+
+def test_the_wait_for_a_sandbox_is_no_part_of_a_run(monkeypatch):
+    monkeypatch.setattr("envs.grading.pytest_grader._AROUND_S", 10.0)
+    grader, backend = PytestGrader(timeout_s=10.0), FolderBackend()
+
+    async def wait():
         backend.gate = asyncio.Event()
-        await grader.grade(TASK, RIGHT, backend)
+        # Longer than the run itself may take: on the loop's own clock, which is set forward.
+        loop = asyncio.get_running_loop()
+        grading = asyncio.ensure_future(grader.grade(TASK, RIGHT, backend))
+        await asyncio.sleep(0.1)
+        monkeypatch.setattr(loop, "time", lambda real=loop.time: real() + 600.0)
+        await asyncio.sleep(0.1)
+        assert not grading.done()
+        backend.gate.set()
+        return await grading
 
-    with pytest.raises(GradingError, match="did not end within 0.1 s"):
-        asyncio.run(hang())
+    assert asyncio.run(wait()).score == 1.0
 
 
 def test_a_sandbox_without_pytest_is_not_the_agents_fault(monkeypatch):
