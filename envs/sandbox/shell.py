@@ -79,12 +79,17 @@ class PersistentShell:
         Args:
             proc: a directory descriptor of the outer /proc.
         """
-        try:
-            here = os.readlink(f"{self._pid}/cwd", dir_fd=proc) if self._pid else self._directory
-            # A folder that was removed has no name any more, and one that was moved another than the shell says.
-            return self._directory if os.path.samefile(here, self._directory) else here  # noqa: PTH121
-        except OSError:
+        if not self._pid:
             return self._directory
+        try:
+            here = os.readlink(f"{self._pid}/cwd", dir_fd=proc)
+            now = os.stat(here)  # noqa: PTH116
+        except OSError:  # it was removed, and has no name any more
+            return self._directory
+        with contextlib.suppress(OSError):
+            if os.path.samestat(now, os.stat(self._directory)):  # noqa: PTH116
+                return self._directory
+        return here  # it was moved
 
     def enter(self, directory: str) -> None:
         """Have a shell that has not begun yet begin there."""

@@ -40,6 +40,36 @@ def test_the_shell_keeps_its_state(sandbox: BubblewrapSandbox, run: Callable) ->
     )
 
 
+def test_where_the_shell_is_is_known_without_asking_it(sandbox: BubblewrapSandbox, run: Callable) -> None:
+    assert run(sandbox.directory()) == "/home/dev/project"
+    run(sandbox.shell("ln -s a link; cd link/b; pwd() { echo ran >/tmp/ran; }; export X=kept"))
+    assert run(sandbox.directory()) == "/home/dev/project/link/b"  # by the name that the shell has for it
+    run(sandbox.shell("cd ..; mkdir 'it'\\''s \U0001f40d'; cd it*; mv ../../a ../../z"))
+    assert run(sandbox.directory()) == "/home/dev/project/z/it's \U0001f40d"  # the shell still says a
+    # One that does not answer, whatever it does: here it has been stopped.
+    number = run(sandbox.shell("echo $$")).output.decode().strip()
+    run(sandbox.shell("(sleep 0.3; kill -STOP $$) >/dev/null 2>&1 &"))
+    run(asyncio.sleep(1.0))
+    assert run(sandbox.directory()) == "/home/dev/project/z/it's \U0001f40d"
+    run(sandbox.exec(["sh", "-c", f"kill -CONT {number}"]))
+    assert run(sandbox.shell("echo $X; ls /tmp")).output == b"kept\n"
+
+
+def test_the_shell_begins_where_it_is_told_to(sandbox: BubblewrapSandbox, run: Callable) -> None:
+    run(sandbox.enter("/home/dev/project/a/b"))
+    assert run(sandbox.directory()) == "/home/dev/project/a/b"
+    assert run(sandbox.shell('echo "$PWD $_ ${OLDPWD-none}"; ls')).output.split()[0] == b"/home/dev/project/a/b"
+    run(sandbox.enter("/tmp"))  # it has begun
+    assert run(sandbox.shell("pwd")).output == b"/home/dev/project/a/b\n"
+
+
+def test_a_shell_that_is_to_begin_nowhere_begins_in_the_working_directory(
+    sandbox: BubblewrapSandbox, run: Callable
+) -> None:
+    run(sandbox.enter("/no/such/folder"))
+    assert run(sandbox.shell("pwd")).output == b"/home/dev/project\n"
+
+
 def test_exit_codes_and_streams_in_order(sandbox: BubblewrapSandbox, run: Callable) -> None:
     result = run(sandbox.shell("echo 1; echo 2 >&2; echo 3; (exit 7)"))
     assert (result.exit_code, result.output, result.timed_out, result.truncated) == (7, b"1\n2\n3\n", False, False)

@@ -15,6 +15,7 @@ from tests.integration.envs.sandbox.test_commands import (  # noqa: F401
     test_a_command_past_its_deadline_is_killed_with_its_children,
     test_a_program_cannot_forge_its_end,
     test_a_shell_that_ends_is_replaced,
+    test_a_shell_that_is_to_begin_nowhere_begins_in_the_working_directory,
     test_an_endless_loop_ends_at_its_deadline,
     test_endless_output_is_cut_in_the_middle,
     test_exec_runs_programs_without_a_shell,
@@ -26,7 +27,9 @@ from tests.integration.envs.sandbox.test_commands import (  # noqa: F401
     test_read_and_write_say_what_is_wrong,
     test_runs_of_pytest_share_nothing,
     test_start_puts_the_files_in_place,
+    test_the_shell_begins_where_it_is_told_to,
     test_the_shell_keeps_its_state,
+    test_where_the_shell_is_is_known_without_asking_it,
 )
 from tests.integration.envs.sandbox.test_limits import (  # noqa: F401
     test_a_limit_that_cannot_be_kept_stops_the_start,
