@@ -301,7 +301,8 @@ class Tool(Protocol):
     One that keeps something for an episode may have `final(sandbox)`, a list of dataclasses that goes into the
     trajectory's metadata under the tool's name when the agent has ended, and `restore(sandbox, items)`, which takes
     that list, as dictionaries, when an interrupted episode goes on in another sandbox. One that needs something of a
-    sandbox may have `async check(sandbox)`, which is asked in a fresh one before a run starts and raises a `ToolError`.
+    sandbox may have `async check(sandbox)`, which is asked in a fresh one before a run starts, and `async
+    begin(sandbox)`, which is before each agent: as it has done nothing yet, a `ToolError` of theirs is the machine's.
     """
 
     name: str

@@ -20,7 +20,7 @@ from composer.rollout.chat import Chat
 from composer.rollout.checkpoint import Keeping, kept_by_tools
 from composer.rollout.deadline import Deadline
 from composer.rollout.harness import Generate, Harness, HarnessLimits, Plays, Recording, ToolClock
-from composer.rollout.parts import grade
+from composer.rollout.parts import begin_tools, grade
 from composer.rollout.prepare import OWN_S, PreparedTask, prepared
 from composer.types import Group, Outcome, Task, Trajectory
 
@@ -128,9 +128,11 @@ async def run_episode(
     try:
         sandbox = await files_of.start(prepared_task, conversation, harness.tools, watch)
         try:
-            if watch is not None:
-                phase = "the monitor"
-                async with asyncio.timeout(OWN_S):
+            phase = "getting ready"
+            async with asyncio.timeout(OWN_S):
+                if not conversation.turns:  # of one that goes on, the agent has been in the sandbox
+                    await begin_tools(harness.tools.values(), sandbox)
+                if watch is not None:
                     await files_of.begin(watch, sandbox, conversation)
             phase = "the agent"
             asked = files_of.watching(generate, conversation, sandbox, prepared_task.agents_backend, harness.tools)

@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
@@ -81,6 +81,19 @@ async def call_tool(tool: Tool, call: ToolCall, sandbox: Sandbox) -> ToolResult:
     if not isinstance(result, ToolResult) or not isinstance(result.content, str):
         raise ToolError(f"tool {tool.name!r} answered {result!r:.80}, which is no ToolResult with a text: mend it")
     return result
+
+
+async def begin_tools(tools: Iterable[Tool], sandbox: Sandbox) -> None:
+    """Let tools that have to get ready do so in a sandbox in which no model has done anything yet.
+
+    Raises:
+        SandboxError: the sandbox failed.
+        ToolError: a tool cannot get ready, which is no model's doing; or it broke its contract.
+    """
+    for tool in tools:
+        if (begin := getattr(tool, "begin", None)) is not None:
+            with _named(f"tool {tool.name!r} failed", "its `begin`", ToolError):
+                await begin(sandbox)
 
 
 async def grade(

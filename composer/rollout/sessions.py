@@ -16,7 +16,7 @@ from composer.contract import SandboxBackend, SandboxLimits, Taskset, Tool
 from composer.errors import ToolError
 from composer.rollout.chat import Chat, Conversation, format_calls, render
 from composer.rollout.harness import ToolClock, execute
-from composer.rollout.parts import make_task, play_expert
+from composer.rollout.parts import begin_tools, make_task, play_expert
 from composer.rollout.prepare import prepare
 from composer.types import Generation, Message, Split, Task, ToolCall
 
@@ -60,6 +60,7 @@ async def record_session(
     sandbox = await prepare(task, backend, limits)
     try:
         async with asyncio.timeout(timeout_s):
+            await begin_tools(tools, sandbox)
             observations, _ = await execute(calls, by_name, sandbox, max_observation_bytes, clock)
     except TimeoutError:
         who = f"tool {clock.stuck!r}" if clock.stuck else "a command"

@@ -121,6 +121,14 @@ class Usage:
     num_processes: int
 
 
+_EVENTS = {1: "memory.oom_control", 2: "memory.events"}
+"""By version: where the kernel counts the processes that it has killed."""
+_PEAK_AND_LIMIT = ("memory.max_usage_in_bytes", "memory.limit_in_bytes")
+"""Of version 1."""
+_ONE_CHARGE = 4 * 2**20
+"""More than a process asks for at a time: a huge page has 2 MiB."""
+
+
 class ControlGroup:
     """The control groups of one sandbox: one directory a controller (version 1), or one in all (version 2)."""
 
@@ -195,6 +203,24 @@ class ControlGroup:
             stat = dict(line.split() for line in (memory / "cpu.stat").read_text().splitlines())
             cpu = int(stat["usage_usec"]) / 1e6
         return Usage(peak, cpu, len((pids / "cgroup.procs").read_text().split()))
+
+    def was_robbed(self) -> bool:
+        """Whether the kernel has killed one of its processes for memory that others use: its own limit was never met.
+
+        Of a group that is gone, that is not known.
+        """
+        memory = self.folders[0]
+        try:
+            events = dict(line.split() for line in (memory / _EVENTS[self._version]).read_text().splitlines())
+            if not int(events.get("oom_kill", 0)):
+                return False
+            if self._version == 2:
+                return not int(events["oom"])
+            # Counters of failures stay 0 where swap is accounted for. What could not be charged is not in the peak.
+            peak, most = (int((memory / name).read_text()) for name in _PEAK_AND_LIMIT)
+            return peak < most - _ONE_CHARGE
+        except OSError:
+            return False
 
     def remove(self) -> bool:
         """Remove the directories; false if processes in them have not quite ended yet."""

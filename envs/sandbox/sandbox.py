@@ -112,8 +112,8 @@ class BubblewrapSandbox:
     async def shell(self, command: str, timeout_s: float | None = None) -> ExecResult:
         """Run a command line in the persistent shell: `cd` and variables last.
 
-        A command that outlives its deadline is killed with its children and with the shell; the next call gets a
-        new shell, in the directory where the last command had ended, without its variables.
+        A command that outlives its deadline is killed with its children and the shell; the next call gets a new one, in
+        the directory where the last command had ended, without its variables.
 
         Raises:
             SandboxError: the sandbox is gone or does not answer.
@@ -348,6 +348,9 @@ class BubblewrapSandbox:
         answer, output = await self._ask(request | {"timeout_s": timeout}, body, timeout, fd, through)
         if number := answer.get("errno"):
             raise SandboxError(f"sandbox {self.id} could not run a command: {os.strerror(number)}")
+        if self._group is not None and self._group.was_robbed():  # it would look as if the command had failed
+            self._lost = "the machine's memory ran out, and the kernel killed a program that was within its own limit"
+            raise self._gone()
         return ExecResult(
             answer["exit_code"], output, answer["timed_out"], answer["truncated"], time.monotonic() - began
         )

@@ -170,6 +170,15 @@ class McpTool(CheckedTool):
         except RecursionError:
             return refuse("the arguments are nested too deeply")
 
+    async def begin(self, sandbox: Sandbox) -> None:
+        """Start the server before the agent can have anything to do with it.
+
+        Raises:
+            ToolError: it does not start.
+            SandboxError: the sandbox failed.
+        """
+        await self.server.check(sandbox)
+
     async def check(self, sandbox: Sandbox) -> None:
         """Compare the config with the server, in a sandbox in which no model has done anything.
 

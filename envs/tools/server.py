@@ -1,8 +1,9 @@
 """Tool servers: programs inside the sandbox that a tool asks by JSON-RPC, one of each kind for every episode.
 
-A server is started by the first call that needs it, and ends with the sandbox. A sandbox runs one command at a time,
-and closes a command's channel when the command ends. So the server itself is left behind, between two named pipes, by
-a launcher that ends at once; and every call is a command of its own, whose channel a relay joins to the two pipes:
+A server is started before the agent begins, or by the first call that needs it, and ends with the sandbox. A sandbox
+runs one command at a time, and closes a command's channel when the command ends. So the server itself is left behind,
+between two named pipes, by a launcher that ends at once; and every call is a command of its own, whose channel a relay
+joins to the two pipes:
 
     call <-- channel --> relay <-- in, out --> server
 
@@ -13,9 +14,9 @@ here); an error of the machine in its place would let the agent void a reward th
 call takes is a command's, and so the agent's too. Two things cannot be its doing, and are errors:
 
 - The sandbox fails: a `SandboxError`.
-- The server does not start in a sandbox in which no model has done anything yet: `check`, which whoever sets up the env
-  calls once in a fresh sandbox before a run, raises a `ToolError`. Without it, a wrong command line in the config would
-  look like a server that every agent breaks.
+- The server does not start in a sandbox in which no model has done anything yet: `check`, which is called in a fresh
+  sandbox before a run and in each episode's before its agent, raises a `ToolError`. Without it, a wrong command line in
+  the config, or a machine that is too slow just then, would look like a server that the agent breaks.
 """
 
 from __future__ import annotations

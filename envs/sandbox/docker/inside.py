@@ -310,7 +310,8 @@ class Inside:
         """Run a command of ours as the user and write its output to a file; returns its exit code.
 
         Raises:
-            OSError: ENOSPC: it printed more than `most` bytes, or the disk is full.
+            TooMuchError: it printed more than `most` bytes.
+            OSError: the file cannot be written; ENOSPC: the disk is full.
             SandboxError: the sandbox is gone or does not answer.
         """
 

@@ -25,7 +25,7 @@ from envs.sandbox.docker.container import Settings
 from envs.sandbox.docker.engine import Engine, EngineRefusal
 from envs.sandbox.docker.execution import unsayable
 from envs.sandbox.docker.inside import ARCHIVE_S, Inside
-from envs.sandbox.docker.snapshots import SnapshotStore
+from envs.sandbox.docker.snapshots import SnapshotStore, TooMuchError
 
 if TYPE_CHECKING:
     from envs.sandbox.docker.network import Online
@@ -271,8 +271,10 @@ class DockerSandbox:
                 for is_last in (False, True):
                     try:
                         code = await self._inside.pack(files.collect_command(self.workdir), file, most)
-                    except OSError as e:
+                    except TooMuchError as e:
                         raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), self.workdir) from e
+                    except OSError as e:  # our own disk is full: whatever is in the sandbox, it is not to blame
+                        raise SandboxError(f"sandbox {self.id} could not collect its files here: {e}") from e
                     if code == files.IS_FOLDER:
                         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), self.workdir)
                     file.seek(0)

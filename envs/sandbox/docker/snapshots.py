@@ -221,15 +221,18 @@ def _clear_set_id(file: BinaryIO, entry: tarfile.TarInfo) -> None:
     file.write(block)
 
 
-def no_room(what: str) -> OSError:
-    """The error for what does not fit."""
-    return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), what)
+class TooMuchError(OSError):
+    """A container has sent more than it may; that our disk is full is another `OSError`, and not its doing."""
+
+    def __init__(self) -> None:
+        """ENOSPC, as of anything that does not fit."""
+        super().__init__(errno.ENOSPC, os.strerror(errno.ENOSPC), "an archive of the sandbox's files")
 
 
 class BoundedFile:
     """Takes so many bytes and no more: what a container sends is as long as it likes.
 
-    Raises `OSError` (ENOSPC) from `add` once there is more; what was written stays.
+    Raises `TooMuchError` from `add` once there is more; what was written stays.
     """
 
     def __init__(self, file: BinaryIO, most: int) -> None:
@@ -240,9 +243,10 @@ class BoundedFile:
         """Write a piece.
 
         Raises:
-            OSError: ENOSPC: it would be too much, or the disk is full.
+            TooMuchError: it would be too much.
+            OSError: ENOSPC: the disk is full.
         """
         self._left -= len(data)
         if self._left < 0:
-            raise no_room("an archive of the sandbox's files")
+            raise TooMuchError
         self.file.write(data)

@@ -97,6 +97,35 @@ def test_cpu_time_of_a_process(backend: BubblewrapBackend, run: Callable) -> Non
     run(sandbox.stop())
 
 
+ALLOCATE = "python3 -c 'b = bytearray(300 << 20); b[::4096] = bytes(len(b[::4096])); print(len(b))'"
+
+
+def test_who_dies_for_want_of_the_machines_memory_is_no_failed_command(
+    backend: BubblewrapBackend, run: Callable
+) -> None:
+    """The group above the sandbox's stands for the machine: in it, there is less than the sandbox may have."""
+    sandbox = run(backend.start({}, SandboxLimits(memory_bytes=1024 * MIB)))
+    if sandbox._group is None:
+        pytest.skip("without control groups, nobody knows for whose memory a process was killed")
+    name = "memory.limit_in_bytes" if sandbox._group._version == 1 else "memory.max"
+    above = sandbox._group.folders[0].parent / name
+    usual = above.read_text()
+    above.write_text(str(200 * MIB))
+    try:
+        with pytest.raises(SandboxError, match="the machine's memory ran out"):
+            run(sandbox.shell(f"{ALLOCATE}; true"))
+        with pytest.raises(SandboxError, match="the machine's memory ran out"):
+            run(sandbox.shell("true"))
+    finally:
+        above.write_text(usual)
+        run(sandbox.stop())
+    # Its own limit is its own affair.
+    sandbox = run(backend.start({}, SandboxLimits(memory_bytes=128 * MIB, disk_bytes=32 * MIB)))
+    assert run(sandbox.shell(ALLOCATE)).exit_code == 137
+    assert run(sandbox.shell("echo on")).output == b"on\n"
+    run(sandbox.stop())
+
+
 def test_lifetime(backend: BubblewrapBackend, run: Callable) -> None:
     sandbox = run(backend.start({}, SandboxLimits(lifetime_s=1.0)))
     began = time.monotonic()
