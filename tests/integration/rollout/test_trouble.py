@@ -17,12 +17,13 @@ from composer.pretrain.tokenizer import train_tokenizer
 from composer.rollout.chat import Chat, format_calls, install_template
 from composer.rollout.episode import Env, EnvSettings, Rubric
 from composer.rollout.parts import BlockedLoop, call_tool, make_task
-from composer.rollout.sessions import record_sessions
+from composer.rollout.sessions import record_session, record_sessions
 from composer.types import Generation, Outcome, Split, ToolCall
 from envs.grading.pytest_grader import PytestGrader
 from envs.tasks.micro import MicroTaskset
 from envs.tools.files import EditLine, ReadFile
 from envs.tools.finish import Finish
+from envs.tools.mcp import McpTool
 from envs.tools.shell import Run
 
 TASKSET = MicroTaskset(expert_accuracy=1.0)
@@ -250,6 +251,21 @@ def test_what_a_model_does_to_its_own_sandbox_is_data(play, command):
     call = ToolCall("run", {"command": command})
     t = play(call, call, ToolCall("read_file", {"path": "main.py"}), ToolCall("run", {"command": "echo"}), FINISH)
     assert (t.outcome, t.reward) == (Outcome.FINISHED, 0.0), t.error
+
+
+@pytest.mark.parametrize(
+    ("program", "said"),
+    [("import time; time.sleep(60)", "did not answer within 1 s"), ("raise SystemExit('no database')", "no database")],
+)
+def test_a_tool_server_that_does_not_start_before_the_agent_is_no_reward(play, runner, backend, program, said):
+    tool = McpTool(["python3", "-c", program], "count", "Count.", {"type": "object"}, start_timeout_s=1.0)
+    t = play(ToolCall("count", {}), FINISH, tools=[tool])
+    assert t.outcome is Outcome.INFRASTRUCTURE_ERROR and said in t.error, t.error
+    assert not t.turns  # nothing of it was shown
+    with pytest.raises(ToolError, match="it did not start"):
+        runner.run(
+            record_session(TASK, [ToolCall("count", {}), FINISH], [tool, Finish()], backend, SandboxLimits(), 500)
+        )
 
 
 def test_time_that_the_models_commands_take_is_its_own(play):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import errno
 import platform
+import io
+import os
 import tarfile
 import time
 from collections.abc import Callable, Iterator
@@ -13,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from composer.contract import SandboxLimits
-from composer.errors import SandboxStartError
+from composer.errors import SandboxError, SandboxStartError
 from composer.types import Task
 from envs.grading.pytest_grader import PytestGrader
 from envs.sandbox.docker import DockerBackend
@@ -258,6 +260,21 @@ class TestWithoutBash:
         for path, error in (("a", IsADirectoryError), ("/etc/x", PermissionError), ("a/b.txt/c", OSError)):
             with pytest.raises(error):
                 run(sandbox.write(path, b""))
+
+
+def test_a_full_disk_of_ours_is_no_doing_of_the_sandboxs(
+    sandbox: DockerSandbox, run: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Full(io.BytesIO):
+        def write(self, data: object) -> int:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr("tempfile.SpooledTemporaryFile", lambda size: Full())
+        with pytest.raises(SandboxError, match="could not collect its files here: .*No space left"):
+            run(sandbox.files())
+    with pytest.raises(OSError, match="File too large"):
+        run(sandbox.files(max_bytes=0))  # that is its doing
 
 
 def test_calls_wait_for_each_other(sandbox: DockerSandbox, run: Callable) -> None:

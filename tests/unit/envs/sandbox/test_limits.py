@@ -99,6 +99,35 @@ def test_usage_of_version_2(tmp_path: Path) -> None:
     assert (usage.peak_memory_bytes, usage.cpu_seconds, usage.num_processes) == (8192, 2.5, 3)
 
 
+@pytest.mark.parametrize(
+    ("events", "was_robbed"),
+    [
+        ("low 0\nhigh 0\nmax 0\noom 0\noom_kill 0\n", False),
+        ("low 0\nhigh 0\nmax 7\noom 2\noom_kill 1\n", False),  # it had used up its own
+        ("low 0\nhigh 0\nmax 7\noom 0\noom_kill 1\n", True),
+    ],
+)
+def test_who_is_killed_within_its_limit_was_robbed_in_version_2(tmp_path: Path, events: str, was_robbed: bool) -> None:
+    (tmp_path / "memory.events").write_text(events)
+    assert ControlGroup([tmp_path], 2).was_robbed() is was_robbed
+
+
+@pytest.mark.parametrize(
+    ("killed", "peak", "was_robbed"), [(0, 100 << 20, False), (1, 127 << 20, False), (1, 100 << 20, True)]
+)
+def test_who_is_killed_within_its_limit_was_robbed_in_version_1(
+    tmp_path: Path, killed: int, peak: int, was_robbed: bool
+) -> None:
+    (tmp_path / "memory.oom_control").write_text(f"oom_kill_disable 0\nunder_oom 0\noom_kill {killed}\n")
+    (tmp_path / "memory.max_usage_in_bytes").write_text(f"{peak}\n")
+    (tmp_path / "memory.limit_in_bytes").write_text(f"{128 << 20}\n")
+    assert ControlGroup([tmp_path], 1).was_robbed() is was_robbed
+
+
+def test_of_a_group_that_is_gone_nothing_is_known(tmp_path: Path) -> None:
+    assert not ControlGroup([tmp_path / "gone"], 2).was_robbed()
+
+
 def test_shared_memory_gets_a_quarter_of_the_disk_up_to_64_mib() -> None:
     assert shm_bytes(100) == 25
     assert shm_bytes(2**30) == 64 * 2**20
