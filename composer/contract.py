@@ -29,10 +29,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class ExecResult:
-    """The end of one command in a sandbox.
-
-    `output` is stdout and stderr in the order written, capped; binary-safe.
-    """
+    """The end of one command in a sandbox. `output` is stdout and stderr in the order written, capped; binary-safe."""
 
     exit_code: int
     output: bytes
@@ -112,9 +109,10 @@ class Sandbox(Protocol):
         ...
 
     async def enter(self, directory: str) -> None:
-        """Have the persistent shell begin in a directory, if there is one; one that has begun stays where it is.
+        """Have the persistent shell begin in a directory; one that has begun stays where it is.
 
         Raises:
+            FileNotFoundError: there is no such directory.
             SandboxError: the sandbox is gone or does not answer.
         """
         ...
@@ -277,11 +275,7 @@ class SandboxBackend(Protocol):
         ...
 
     def sweep(self) -> int:
-        """Remove what killed runs left behind (processes, cgroups, folders); never touches a live run's.
-
-        Returns:
-            How many leftovers were removed.
-        """
+        """Remove what killed runs left behind (processes, cgroups, folders), never a live run's; returns how much."""
         ...
 
 

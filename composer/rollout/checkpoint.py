@@ -147,9 +147,7 @@ class EpisodeFiles:
             try:
                 await sandbox.enter(checkpoint.directory)
             except FileNotFoundError:
-                raise ResumeError(
-                    f"its shell was in {checkpoint.directory!r}, which is not there any more"
-                ) from None
+                raise ResumeError(f"its shell was in {checkpoint.directory!r}, which is not there any more") from None
             # What cannot be taken back comes last.
             if watch is not None:
                 watch.resume(noted)

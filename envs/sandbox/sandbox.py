@@ -106,7 +106,7 @@ class BubblewrapSandbox:
             raise SandboxStartError(f"sandbox {self.id} could not start: {answer['error']}")
         if number := answer.get("errno"):
             raise SandboxStartError(
-                f"sandbox {self.id}: file {_shortened(answer['path'])!r} cannot be written: {os.strerror(number)}"
+                f"sandbox {self.id}: file {answer['path']!r:.160} cannot be written: {os.strerror(number)}"
             )
 
     async def shell(self, command: str, timeout_s: float | None = None) -> ExecResult:
@@ -130,12 +130,15 @@ class BubblewrapSandbox:
         return answer["path"]
 
     async def enter(self, directory: str) -> None:
-        """Have the persistent shell begin in a directory, if there is one; one that has begun stays where it is.
+        """Have the persistent shell begin in a directory; one that has begun stays where it is.
 
         Raises:
+            FileNotFoundError: there is no such directory.
             SandboxError: the sandbox is gone or does not answer.
         """
-        await self._ask({"op": "enter", "path": directory})
+        answer, _ = await self._ask({"op": "enter", "path": directory})
+        if answer.get("errno"):
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), directory)
 
     async def exec(
         self,
@@ -401,7 +404,3 @@ class BubblewrapSandbox:
 
     def _gone(self) -> SandboxError:
         return SandboxError(f"sandbox {self.id} is gone: {self._reason or self._lost or 'its supervisor hung up'}")
-
-
-def _shortened(path: str) -> str:
-    return path if len(path) <= 120 else f"{path[:60]}...{path[-40:]}"

@@ -92,7 +92,12 @@ class PersistentShell:
         return here  # it was moved
 
     def enter(self, directory: str) -> None:
-        """Have a shell that has not begun yet begin there."""
+        """Have a shell that has not begun yet begin there.
+
+        Raises:
+            OSError: there is no such directory.
+        """
+        os.close(os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))
         if not self._pid:
             self._directory = directory
 

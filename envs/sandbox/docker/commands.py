@@ -81,10 +81,16 @@ class Commands:
         code, found = await self._inside.ask(where)
         return self._directory if code or not found else found
 
-    def enter(self, directory: bytes) -> None:
-        """Have a shell that has not begun yet begin there."""
-        if self._shell is None:
+    async def enter(self, directory: bytes) -> bool:
+        """Have a shell that has not begun yet begin there; whether there is such a directory.
+
+        Raises:
+            SandboxError: the sandbox is gone or does not answer.
+        """
+        code, _ = await self._inside.ask(b"[ -d %b ]" % quoted(directory))
+        if code == 0 and self._shell is None:
             self._directory = directory
+        return code == 0
 
     async def _usable_shell(self) -> PersistentShell:
         if self._shell is not None and not await self._shell.is_usable():

@@ -181,13 +181,15 @@ class DockerSandbox:
             return os.fsdecode(await self._commands.directory())
 
     async def enter(self, directory: str) -> None:
-        """Have the persistent shell begin in a directory, if there is one; one that has begun stays where it is.
+        """Have the persistent shell begin in a directory; one that has begun stays where it is.
 
         Raises:
+            FileNotFoundError: there is no such directory.
             SandboxError: the sandbox is gone or does not answer.
         """
         async with self._turn("enter"):
-            self._commands.enter(os.fsencode(directory))
+            if not await self._commands.enter(os.fsencode(directory)):
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), directory)
 
     async def exec(
         self,

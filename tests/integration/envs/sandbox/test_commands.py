@@ -66,7 +66,10 @@ def test_the_shell_begins_where_it_is_told_to(sandbox: BubblewrapSandbox, run: C
 def test_a_shell_that_is_to_begin_nowhere_begins_in_the_working_directory(
     sandbox: BubblewrapSandbox, run: Callable
 ) -> None:
-    run(sandbox.enter("/no/such/folder"))
+    with pytest.raises(FileNotFoundError, match="/no/such/folder"):
+        run(sandbox.enter("/no/such/folder"))
+    with pytest.raises(FileNotFoundError):
+        run(sandbox.enter("/home/dev/project/main.py"))
     assert run(sandbox.shell("pwd")).output == b"/home/dev/project\n"
 
 
