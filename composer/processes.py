@@ -23,11 +23,12 @@ from composer import cluster
 from composer.checks.common import world_size
 from composer.errors import ClusterError, ComposerError, LauncherError, MachineError, WeightSyncError, is_disk_full
 from composer.layout import Layout
+from composer.process_logs import last_words
 from composer.rl.packing import PackedRows
 from composer.rollout.checkpoint import Keeping
 from composer.schema import Config
 from composer.types import Group, Split
-from composer.workers import EnvWorker, GeneratorReplica, TrainerRank, last_words
+from composer.workers import EnvWorker, GeneratorReplica, TrainerRank
 
 if TYPE_CHECKING:
     from composer.rollout.generator import GeneratorPool

@@ -10,7 +10,6 @@ import dataclasses
 import faulthandler
 import itertools
 import json
-import logging
 import os
 import random
 import socket
@@ -25,6 +24,7 @@ from composer.gateway.agent import AgentProgram, ExternalHarness
 from composer.instantiate import instantiate
 from composer.layout import Layout
 from composer.monitor.watch import Monitor
+from composer.process_logs import last_words, log_to
 from composer.rehearsal import check_lengths
 from composer.rollout import preflight
 from composer.rollout.chat import TEMPLATES, Chat, install_template
@@ -45,21 +45,6 @@ if TYPE_CHECKING:
     from composer.rl.packing import PackedRows
     from composer.rl.trainer import PolicyTrainer
     from composer.weight_sync.store import VersionStore
-
-
-def log_to(run_dir: Path, name: str) -> None:
-    """Send all that this process and its children print to `<run_dir>/logs/<name>.log`."""
-    folder = run_dir / "logs"
-    folder.mkdir(exist_ok=True)
-    with (folder / f"{name}.log").open("ab") as file:
-        os.dup2(file.fileno(), 1)
-        os.dup2(file.fileno(), 2)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", force=True)
-
-
-def last_words(run_dir: Path, name: str) -> Path:
-    """Where a process that has to end itself leaves the reason."""
-    return run_dir / "logs" / f"{name}.last-words"
 
 
 class GeneratorReplica(Replica):

@@ -29,7 +29,7 @@ from typing import Any
 from composer.contract import Sandbox, SandboxBackend, Snapshot
 from composer.errors import ResumeError, SandboxError
 from composer.monitor.watch import Watch
-from composer.rollout.chat import Conversation
+from composer.rollout.conversation import Conversation
 from composer.rollout.deadline import not_counted
 from composer.rollout.harness import Generate
 from composer.rollout.prepare import PreparedTask

@@ -10,7 +10,8 @@ from typing import Any, Protocol, cast
 
 from composer.contract import ExecResult, Sandbox, Tool
 from composer.errors import GeneratorError, ToolCallError
-from composer.rollout.chat import Chat, Conversation, parse_tool_calls
+from composer.rollout.chat import Chat, parse_tool_calls
+from composer.rollout.conversation import Conversation
 from composer.rollout.parts import call_tool
 from composer.types import Generation, Message, Outcome, ToolCall, Turn
 

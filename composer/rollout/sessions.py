@@ -14,7 +14,8 @@ from typing import Any
 
 from composer.contract import SandboxBackend, SandboxLimits, Taskset, Tool
 from composer.errors import ToolError
-from composer.rollout.chat import Chat, Conversation, format_calls, render
+from composer.rollout.chat import Chat, format_calls, render
+from composer.rollout.conversation import Conversation
 from composer.rollout.harness import ToolClock, execute
 from composer.rollout.parts import begin_tools, make_task, play_expert
 from composer.rollout.prepare import prepare

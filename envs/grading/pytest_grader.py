@@ -22,8 +22,8 @@ import json
 import secrets
 import socket
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Mapping
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -34,6 +34,7 @@ from composer.errors import GradingError, TaskError
 from composer.types import Task, Trajectory
 from envs.grading.clean_state import CONFIG_FILES, clean_state, does_not_fit, test_files
 from envs.grading.hidden_tests import PROXY, expected_tests, runs_apart, test_paths
+from envs.grading.several import several
 
 _HERE = Path(__file__).parent
 REPORTER = _HERE / "reporter.py"
@@ -245,6 +246,9 @@ class _Run:
     server: str = field(default_factory=lambda: f"composer_serve_{secrets.token_hex(8)}")
     nonce: bytes = field(default_factory=lambda: secrets.token_hex(16).encode())
 
+    def _sandboxes(self, *states: Mapping[str, bytes]) -> AbstractAsyncContextManager[list[Sandbox]]:
+        return several(self.backend, states, self.limits, self.task.image, self.work_s)
+
     @property
     def work_s(self) -> float:
         """Wall time of the run from when its sandboxes are there: the wait for them is nobody's fault."""
@@ -256,7 +260,7 @@ class _Run:
         # Its name shows nothing, and is in no sandbox twice.
         name = f"test_{secrets.token_hex(8)}"
         files[f"{name}.py"] = CANARY.replace(b"{name}", name.encode())
-        async with _sandboxes(self, files) as [sandbox]:
+        async with self._sandboxes(files) as [sandbox]:
             result = await sandbox.exec(
                 [*command, f"{name}.py"], stdin=self.nonce, env=environment, timeout_s=self.timeout_s
             )
@@ -270,7 +274,7 @@ class _Run:
         solution = {path: content for path, content in state.items() if path not in self.task.hidden_tests}
         solution[f"{self.server}.py"] = SERVER.read_bytes()
         serve = ["python3", "-m", self.server]
-        async with _sandboxes(self, files, solution) as [tests, other]:
+        async with self._sandboxes(files, solution) as [tests, other]:
             ours, theirs = socket.socketpair()
             serving = asyncio.ensure_future(other.exec(serve, channel=theirs, timeout_s=self.timeout_s))
             try:
@@ -343,29 +347,6 @@ class _Run:
                 f"The hidden tests of task {self.task.id} ended before the first of them ran "
                 f"({_shown(report.result.exit_code, said)}): mend them, or their conftest.py."
             )
-
-
-@asynccontextmanager
-async def _sandboxes(run: _Run, *states: Mapping[str, bytes]) -> AsyncIterator[list[Sandbox]]:
-    """Fresh sandboxes with these files, started at once; all are stopped, also where one of them did not start.
-
-    Raises:
-        TimeoutError: `work_s` after all of them have started.
-    """
-    start, image = run.backend.start, run.task.image
-    starting = [asyncio.ensure_future(start(files, run.limits, image=image)) for files in states]
-    try:
-        sandboxes = await asyncio.gather(*starting)
-        async with asyncio.timeout(run.work_s):
-            yield sandboxes
-    finally:
-        await asyncio.shield(asyncio.ensure_future(_stop_all(starting)))
-
-
-async def _stop_all(starting: Sequence[asyncio.Future[Sandbox]]) -> None:
-    await asyncio.wait(starting)
-    started = [start.result() for start in starting if not start.cancelled() and start.exception() is None]
-    await asyncio.gather(*(sandbox.stop() for sandbox in started))
 
 
 def _verdict(task: Task, report: _Report, expected: set[str], timeout_s: float) -> Grade:

@@ -28,13 +28,13 @@ from composer.contract import Finding, SandboxLimits, Snapshot
 from composer.errors import ConfigError, SandboxError, SandboxStartError, SnapshotGoneError
 from envs.sandbox import checks, state
 from envs.sandbox.control import ForkServerClient
-from envs.sandbox.limits import ControlGroup, ControlGroups, LimitError
+from envs.sandbox.limits import ControlGroup, ControlGroups, LimitError, check_limits
 from envs.sandbox.machine import bwrap_path, find_control_groups, sandbox_uid
 from envs.sandbox.packages import pytest_files
 from envs.sandbox.private import folders_to_hide
 from envs.sandbox.realism import audit as realism
 from envs.sandbox.realism.load import load_profile
-from envs.sandbox.rootfs import Rootfs, bound_folders
+from envs.sandbox.rootfs import Rootfs, bound_folder, bound_folders
 from envs.sandbox.sandbox import BubblewrapSandbox
 from envs.sandbox.seccomp import build_filter
 from envs.sandbox.snapshots import MAX_LAYERS, Snapshots
@@ -43,8 +43,6 @@ if TYPE_CHECKING:
     from envs.egress.client import Proxy
 
 _START_TIMEOUT_S = 30.0
-_LEAST_MEMORY_BYTES = 32 * 2**20
-_LEAST_DISK_BYTES = 2**20
 
 
 class BubblewrapBackend:
@@ -115,7 +113,7 @@ class BubblewrapBackend:
         folders_to_hide(bound_folders(python=True))
         if snapshot_bytes < 0:
             raise ValueError(f"snapshot_bytes={snapshot_bytes}: must be at least 0")
-        self.folders = tuple(_bound_folder(folder) for folder in folders)
+        self.folders = tuple(bound_folder(folder) for folder in folders)
         self.run_label, self.workdir, self.python = run_label, workdir, python
         self.snapshot_bytes = snapshot_bytes
         self.proxy: Proxy | None = None
@@ -145,7 +143,7 @@ class BubblewrapBackend:
         Raises:
             SandboxStartError: it could not start, a limit could not be applied, or there is no such image or snapshot.
         """
-        _check_limits(limits)
+        check_limits(limits)
         if image:
             raise SandboxStartError(f"image={image!r}: bubblewrap's sandboxes have the host's programs, and no images")
         server = await self._ready()
@@ -409,44 +407,9 @@ class BubblewrapBackend:
         return state.sweep()
 
 
-def _bound_folder(text: str) -> tuple[str, str]:
-    """A folder of the host, and where sandboxes see it."""
-    source, _, seen_as = text.partition(":")
-    seen_as = seen_as or source
-    if not Path(source).is_absolute():
-        raise ValueError(f"folders={text!r}: {source!r} is no absolute path")
-    parts = Path(seen_as).parts
-    if not Path(seen_as).is_absolute() or ".." in parts or len(parts) < 3 or parts[1] in ("proc", "dev", "sys", "usr"):
-        raise ValueError(f"folders={text!r}: {seen_as!r} cannot be its place in a sandbox: name one such as /opt/agent")
-    return source, seen_as.rstrip("/")
-
-
 def _hint() -> str:
     """What most likely keeps namespaces from being made."""
     finding = checks.namespaces()
     if finding.ok:
         return checks.CONTAINER_REMEDY
     return f"{finding.detail}; {finding.remedy}"
-
-
-def _check_limits(limits: SandboxLimits) -> None:
-    for name, least in (
-        ("memory_bytes", _LEAST_MEMORY_BYTES),
-        ("disk_bytes", _LEAST_DISK_BYTES),
-        ("num_processes", 1),
-        ("file_bytes", 1),
-        ("cpu_seconds", 1),
-        ("output_bytes", 1),
-    ):
-        value = getattr(limits, name)
-        if value < least:
-            raise SandboxStartError(f"{name}={value} is too small for a sandbox: at least {least}")
-    if limits.disk_bytes > limits.memory_bytes // 2:
-        # With all of its memory full of files, a sandbox would end when its next command starts.
-        raise SandboxStartError(
-            f"disk_bytes={limits.disk_bytes} lies in memory, with what runs: at most half of "
-            f"memory_bytes={limits.memory_bytes}"
-        )
-    for name in ("exec_timeout_s", "lifetime_s"):
-        if not getattr(limits, name) > 0:
-            raise SandboxStartError(f"{name}={getattr(limits, name)} must be above 0")

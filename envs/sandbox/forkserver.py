@@ -28,14 +28,15 @@ import signal
 import socket
 import time
 import traceback
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
 from envs.sandbox import layers, linux, rootfs, supervisor, warm
+from envs.sandbox.children import Job, Running
 from envs.sandbox.launcher import Launcher
 from envs.sandbox.programs import IGNORED
 from envs.sandbox.realism import network
+from envs.sandbox.rootfs import environment
 
 CLOSED = 3
 """Exit status after the owner's last word, as against its silence."""
@@ -89,45 +90,6 @@ def run(control: socket.socket, settings: dict[str, Any]) -> NoReturn:
         os._exit(1)
 
 
-@dataclass
-class _Running:
-    """One sandbox, as the fork server sees it."""
-
-    name: str
-    request: dict[str, Any]
-    channel: int
-    attach: tuple[int, ...]
-    members: int
-    monitor: int
-    """bwrap's process."""
-    stdin: int
-    """Write end of PID 1's standard input: it lives until this closes."""
-    output: int
-    info: int
-    egress: int
-    """Socket to the egress proxy; -1 without one."""
-    deadline: float
-    init_pid: int = 0
-    supervisor: int = 0
-    init_pidfd: int = -1
-    text: bytes = b""
-    reason: str = ""
-    alive: set[int] = field(default_factory=set)
-    """Children of ours that have not been reaped."""
-
-
-@dataclass
-class _Job:
-    """A layer that is being made, or written to an archive."""
-
-    number: int
-    """Of the owner."""
-    op: str
-    snapshot: str
-    deadline: float
-    is_wanted: bool = True
-
-
 class ForkServer:
     """Starts and ends sandboxes on request; tells the owner when one has ended."""
 
@@ -136,8 +98,8 @@ class ForkServer:
         self._control, self._tree, self._launcher = control, tree, launcher
         self._environment = environment(tree)
         self._network = os.open("/proc/self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
-        self._sandboxes: dict[str, _Running] = {}
-        self._jobs: dict[int, _Job] = {}
+        self._sandboxes: dict[str, Running] = {}
+        self._jobs: dict[int, Job] = {}
         """By process."""
         self._selector = selectors.DefaultSelector()
         self._selector.register(control, selectors.EVENT_READ, None)
@@ -224,7 +186,7 @@ class ForkServer:
         finally:
             for fd in (stdin_read, output_write, info_write):
                 os.close(fd)
-        sandbox = _Running(
+        sandbox = Running(
             request["id"],
             request,
             channel,
@@ -260,9 +222,9 @@ class ForkServer:
         finally:
             for fd in fds:
                 os.close(fd)
-        self._jobs[pid] = _Job(request["job"], request["op"], snapshot, time.monotonic() + _JOB_TIMEOUT_S)
+        self._jobs[pid] = Job(request["job"], request["op"], snapshot, time.monotonic() + _JOB_TIMEOUT_S)
 
-    def _end_job(self, job: _Job, status: int) -> None:
+    def _end_job(self, job: Job, status: int) -> None:
         code, used = os.waitstatus_to_exitcode(status), 0
         if code < 0:
             code = errno.ETIMEDOUT  # nobody else has reason to send a signal
@@ -275,7 +237,7 @@ class ForkServer:
             _drop(job.snapshot)
         self._tell({"event": "done", "job": job.number, "errno": code, "bytes": used})
 
-    def _on_sandbox(self, sandbox: _Running, fd: int) -> None:
+    def _on_sandbox(self, sandbox: Running, fd: int) -> None:
         if fd == sandbox.init_pidfd:
             self._selector.unregister(fd)
             self._end(sandbox, "its PID 1 ended")
@@ -293,7 +255,7 @@ class ForkServer:
             self._selector.unregister(sandbox.output)
             self._end(sandbox, sandbox.text.decode(errors="replace").strip())
 
-    def _supervise(self, sandbox: _Running) -> None:
+    def _supervise(self, sandbox: Running) -> None:
         sandbox.init_pid = json.loads(os.read(sandbox.info, 4096))["child-pid"]
         members = [sandbox.members] if sandbox.members >= 0 else []
         try:
@@ -317,7 +279,7 @@ class ForkServer:
             os.close(fd)
         sandbox.channel, sandbox.attach = -1, ()
 
-    def _connect(self, sandbox: _Running) -> None:
+    def _connect(self, sandbox: Running) -> None:
         """Give a sandbox the network interfaces of its profile, and its way to the egress proxy.
 
         Here, since this process lasts: a fork would have to copy all the memory that this takes.
@@ -343,7 +305,7 @@ class ForkServer:
         finally:
             linux.setns(self._network, linux.CLONE_NEWNET)
 
-    def _warm(self, sandbox: _Running, channel: int, rest: list[int]) -> None:
+    def _warm(self, sandbox: Running, channel: int, rest: list[int]) -> None:
         """Put a second supervisor into a sandbox, which has pytest; `rest` as of `supervisor.assign`."""
         bounds = sandbox.request["limits"]
         if not sandbox.request["grouped"]:  # with groups, the backend has seen to it
@@ -363,7 +325,7 @@ class ForkServer:
             )
         sandbox.alive.add(pid)
 
-    def _end(self, sandbox: _Running, reason: str) -> None:
+    def _end(self, sandbox: Running, reason: str) -> None:
         """Kill a sandbox. The owner is told when nothing of it is left."""
         sandbox.reason = sandbox.reason or reason
         # The supervisors first: PID 1 is not gone before their children, its fellows, have been reaped.
@@ -397,7 +359,7 @@ class ForkServer:
                 else:
                     self._forget(sandbox)
 
-    def _forget(self, sandbox: _Running) -> None:
+    def _forget(self, sandbox: Running) -> None:
         if not sandbox.reason and sandbox.output in self._selector.get_map():
             with contextlib.suppress(OSError):
                 sandbox.text += os.read(sandbox.output, 4096)
@@ -427,30 +389,3 @@ def _drop(snapshot: str) -> None:
         linux.unmount(folder)
     with contextlib.suppress(OSError):
         os.rmdir(folder)  # noqa: PTH106
-
-
-def environment(tree: rootfs.Rootfs) -> dict[str, str]:
-    """The environment of every program in a sandbox. Nothing of the host's own gets in."""
-    path = "/usr/local/bin:/usr/bin:/bin"
-    if tree.python:
-        path = f"{rootfs.PYTHON_HOME}/bin:{path}"
-    if any(name.startswith(".local/bin/") for name in tree.profile.files):
-        path = f"{tree.home}/.local/bin:{path}"
-    trusted = {}
-    if tree.certificate:
-        from envs.egress import trust
-
-        trusted = trust.variables()
-    return {
-        "HOME": tree.home,
-        "USER": tree.profile.user,
-        "LOGNAME": tree.profile.user,
-        "SHELL": "/bin/bash",
-        "PATH": path,
-        "LANG": tree.profile.locale,
-        "TERM": tree.profile.term,
-        # Python tells stale bytecode by size and whole seconds: an edit of the same length right after a run of the
-        # tests would go unseen by the next.
-        "PYTHONDONTWRITEBYTECODE": "1",
-        **trusted,
-    }

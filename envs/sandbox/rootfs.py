@@ -110,6 +110,22 @@ def python_folders() -> list[str]:
     return [str(prefix / name) for name in ("bin", "lib", "lib64") if (prefix / name).is_dir()]
 
 
+def bound_folder(text: str) -> tuple[str, str]:
+    """A folder of the host, and where sandboxes see it, from `<path>` or `<path>:<path in the sandbox>`.
+
+    Raises:
+        ValueError: one of them cannot be.
+    """
+    source, _, seen_as = text.partition(":")
+    seen_as = seen_as or source
+    if not Path(source).is_absolute():
+        raise ValueError(f"folders={text!r}: {source!r} is no absolute path")
+    parts = Path(seen_as).parts
+    if not Path(seen_as).is_absolute() or ".." in parts or len(parts) < 3 or parts[1] in ("proc", "dev", "sys", "usr"):
+        raise ValueError(f"folders={text!r}: {seen_as!r} cannot be its place in a sandbox: name one such as /opt/agent")
+    return source, seen_as.rstrip("/")
+
+
 def bound_folders(python: bool) -> list[str]:
     """The host's folders that sandboxes see, at their own paths."""
     return ["/usr", *_system_folders(), *(python_folders() if python else ())]
@@ -308,3 +324,30 @@ def _build_python(skel: Path, rootfs: Rootfs) -> None:
     script = binaries / "pytest"
     script.write_text(f"#!{PYTHON_HOME}/bin/python3\nimport sys\n\nimport pytest\n\nsys.exit(pytest.console_main())\n")
     script.chmod(0o755)
+
+
+def environment(tree: Rootfs) -> dict[str, str]:
+    """The environment of every program in a sandbox. Nothing of the host's own gets in."""
+    path = "/usr/local/bin:/usr/bin:/bin"
+    if tree.python:
+        path = f"{PYTHON_HOME}/bin:{path}"
+    if any(name.startswith(".local/bin/") for name in tree.profile.files):
+        path = f"{tree.home}/.local/bin:{path}"
+    trusted = {}
+    if tree.certificate:
+        from envs.egress import trust
+
+        trusted = trust.variables()
+    return {
+        "HOME": tree.home,
+        "USER": tree.profile.user,
+        "LOGNAME": tree.profile.user,
+        "SHELL": "/bin/bash",
+        "PATH": path,
+        "LANG": tree.profile.locale,
+        "TERM": tree.profile.term,
+        # Python tells stale bytecode by size and whole seconds: an edit of the same length right after a run of the
+        # tests would go unseen by the next.
+        "PYTHONDONTWRITEBYTECODE": "1",
+        **trusted,
+    }

@@ -9,7 +9,6 @@ there is no host path that a symbolic link could lead to. Only its PID namespace
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import itertools
 import os
@@ -17,12 +16,11 @@ import resource
 import select
 import signal
 import socket
-import stat
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from envs.sandbox import frames, limits, linux, warm
+from envs.sandbox import frames, limits, linux, trees, warm
 from envs.sandbox.programs import Inside, Result, execute, kill_others, run_program
 from envs.sandbox.rootfs import Rootfs
 from envs.sandbox.seccomp import build_filter
@@ -40,10 +38,6 @@ _SANDBOX_NAMESPACES = (
 _UID = 1000
 _EXITING = 0x4
 """PF_EXITING of the kernel's include/linux/sched.h, in field 9 of /proc/<pid>/stat."""
-
-_PATH_MAX = 4096
-_MAX_ENTRIES = 100_000
-"""Files, folders and anything else that `files` looks at; the default disk has room for half as many."""
 
 
 @dataclass(frozen=True)
@@ -278,14 +272,14 @@ class Supervisor:
         return _answer(run_program(self._inside, start, body, request["timeout_s"], cap, request["channel"]))
 
     def _read(self, request: dict[str, Any], body: bytes) -> tuple[dict[str, Any], bytes]:
-        return {}, _read_file(self._path(request["path"]), request["max_bytes"], 0)
+        return {}, trees.read_file(self._path(request["path"]), request["max_bytes"], 0)
 
     def _write(self, request: dict[str, Any], body: bytes) -> tuple[dict[str, Any], bytes]:
         path = self._path(request["path"])
         folder = os.path.dirname(path)  # noqa: PTH120
         try:
-            _make_folders(folder)
-            _write_file(path, body, self._assignment.limits["file_bytes"])
+            trees.make_folders(folder)
+            trees.write_file(path, body, self._assignment.limits["file_bytes"])
         except OSError as e:
             raise OSError(e.errno, os.strerror(e.errno or 0), request["path"]) from e
         return {}, b""
@@ -315,9 +309,9 @@ class Supervisor:
         contents: list[bytes] = []
         left = request["max_bytes"]
         top = self._inside.workdir
-        for path in _walk(top):
+        for path in trees.walk(top):
             try:
-                content = _read_file(os.path.join(top, path), left + 1, os.O_NOFOLLOW)  # noqa: PTH118
+                content = trees.read_file(os.path.join(top, path), left + 1, os.O_NOFOLLOW)  # noqa: PTH118
             except (PermissionError, FileNotFoundError):
                 continue
             # A name counts too: a million empty files are no small answer.
@@ -331,90 +325,3 @@ class Supervisor:
 
 def _answer(result: Result) -> tuple[dict[str, Any], bytes]:
     return {"exit_code": result.exit_code, "timed_out": result.timed_out, "truncated": result.truncated}, result.output
-
-
-def _walk(top: str) -> Iterator[str]:
-    """Paths of the regular files below a folder, relative to it; what its user may not look into is left out.
-
-    Without recursion, and bounded: who made the tree may have made it as deep and as wide as they liked, and a program
-    of theirs may still be at it.
-
-    Raises:
-        OSError: there is no such folder; or a path is too long to be written again, or there are too many (EFBIG).
-    """
-    os.close(os.open(top, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC))
-    most = _PATH_MAX - len(os.fsencode(top)) - 2  # the slash, and the NUL at the end
-    waiting, num_entries = [""], 0
-    while waiting:
-        folder = waiting.pop()
-        folders = []
-        for entry in sorted(_entries(os.path.join(top, folder)), key=lambda entry: entry.name):  # noqa: PTH118
-            path = os.path.join(folder, entry.name)  # noqa: PTH118
-            num_entries += 1
-            if num_entries > _MAX_ENTRIES or len(os.fsencode(path)) > most:
-                raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), top)
-            with contextlib.suppress(OSError):
-                if entry.is_dir(follow_symlinks=False):
-                    folders.append(path)
-                elif entry.is_file(follow_symlinks=False):
-                    yield path
-        waiting += reversed(folders)
-
-
-def _entries(folder: str) -> list[os.DirEntry[str]]:
-    try:
-        with os.scandir(folder) as entries:
-            return list(itertools.islice(entries, _MAX_ENTRIES + 1))
-    except OSError:
-        return []
-
-
-def _make_folders(path: str) -> None:
-    """As `os.makedirs`, which is recursive."""
-    missing = []
-    while not os.path.isdir(path):  # noqa: PTH112
-        missing.append(path)
-        path = os.path.dirname(path)  # noqa: PTH120
-    for folder in reversed(missing):
-        try:
-            os.mkdir(folder)  # noqa: PTH102
-        except FileExistsError:
-            if not os.path.isdir(folder):  # noqa: PTH112 - `..` is one
-                raise
-
-
-def _open(path: str, flags: int) -> int:
-    """Open a regular file or a character device. Non-blocking, so that a FIFO cannot hold the supervisor up."""
-    fd = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY, 0o644)
-    mode = os.fstat(fd).st_mode
-    if stat.S_ISREG(mode) or stat.S_ISCHR(mode):
-        return fd
-    os.close(fd)
-    number = errno.EISDIR if stat.S_ISDIR(mode) else errno.EACCES
-    raise OSError(number, os.strerror(number), path)
-
-
-def _read_file(path: str, max_bytes: int, flags: int) -> bytes:
-    fd = _open(path, os.O_RDONLY | flags)
-    chunks, left = [], max_bytes
-    try:
-        while left > 0 and (chunk := os.read(fd, min(left, 2**20))):
-            chunks.append(chunk)
-            left -= len(chunk)
-    except BlockingIOError:
-        pass
-    finally:
-        os.close(fd)
-    return b"".join(chunks)
-
-
-def _write_file(path: str, content: bytes, max_bytes: int) -> None:
-    if len(content) > max_bytes:
-        raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), path)
-    fd = _open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-    view = memoryview(content)
-    try:
-        while view:
-            view = view[os.write(fd, view) :]
-    finally:
-        os.close(fd)

@@ -12,10 +12,10 @@ import ray
 from composer.compose import compose
 from composer.errors import ClusterError, ConfigError, CorpusError, LauncherError, PlanError, WeightSyncError
 from composer.layout import Layout
+from composer.process_logs import last_words
 from composer.processes import Rollouts, Trainers
 from composer.rollout.checkpoint import Keeping
 from composer.types import Group, Split
-from composer.workers import last_words
 
 
 class Worker:

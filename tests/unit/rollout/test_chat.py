@@ -13,13 +13,13 @@ from composer.rollout.chat import (
     SPECIAL_TOKENS,
     TEMPLATES,
     Chat,
-    Conversation,
     describe_tools,
     format_calls,
     install_template,
     parse_tool_calls,
     render,
 )
+from composer.rollout.conversation import Conversation
 from composer.types import Generation, Message, ToolCall
 from envs.tools.files import EditLine, ReadFile
 from envs.tools.finish import Finish
