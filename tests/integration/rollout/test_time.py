@@ -90,12 +90,11 @@ def play(
             tools=[Run(timeout_s=60.0), Finish()],
             rubric=Rubric(graders or {"tests": PytestGrader()}),
             backend=pool,
-            keeping=keeping,
             monitor=monitor,
         )
         aside = asyncio.ensure_future(beside(pool)) if beside is not None else None
         try:
-            group = await env.run_group(task, "g", size, Played(chat, *calls))
+            group = await env.run_group(task, "g", size, Played(chat, *calls), keeping=keeping)
             if aside is not None:
                 await aside
             return group.trajectories
