@@ -1,7 +1,12 @@
 """The pool's decisions, in front of a stand-in for a backend; with real sandboxes: integration/rollout/test_pool.py."""
 
 import asyncio
+import os
+import shutil
+import subprocess
+import sys
 from collections.abc import Mapping
+from subprocess import PIPE
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -405,3 +410,23 @@ def test_the_reading_is_the_machines() -> None:
     assert now.runnable_per_cpu and now.runnable_per_cpu > 0  # this very thread
     assert now.memory_bytes and now.memory_bytes > 2**20
     assert now.disk_bytes and now.disk_bytes > 0
+
+
+def test_each_env_worker_looks_at_the_machine_that_it_runs_on() -> None:
+    """Workers on two nodes are two processes, each with a pool; here they differ by where their temporary files lie."""
+    code = """
+import asyncio
+import os
+import shutil
+import subprocess
+import sys
+from composer.rollout.pool import PoolSettings, SandboxPool
+print(asyncio.run(SandboxPool(None, PoolSettings())._pressure()).disk_bytes)
+"""
+    workers = {
+        folder: subprocess.Popen([sys.executable, "-c", code], env={**os.environ, "TMPDIR": folder}, stdout=PIPE)
+        for folder in ("/dev/shm", "/tmp")
+    }
+    for folder, worker in workers.items():
+        said = int(worker.communicate(timeout=120)[0])
+        assert said == pytest.approx(shutil.disk_usage(folder).free, rel=0.1, abs=2**28)
