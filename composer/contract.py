@@ -210,10 +210,10 @@ class Sandbox(Protocol):
 class SandboxBackend(Protocol):
     """Starts sandboxes of one kind.
 
-    One whose sandboxes keep their files in memory says `files_in_memory = True`: a config whose `disk_bytes` is more
+        One whose sandboxes keep their files in memory says `files_in_memory = True`: a config whose `disk_bytes` is more
     than half of `memory_bytes` is then refused by the plan already, and not by every start.
 
-    One whose sandboxes may run elsewhere has `async pressure() -> composer.types.Pressure | None`; None: here.
+            One whose sandboxes may run elsewhere has `async pressure() -> composer.types.Pressure | None`; None: here.
     """
 
     async def start(
@@ -294,9 +294,9 @@ class Tool(Protocol):
 
     One that keeps something for an episode may have `final(sandbox)`, a list of dataclasses that goes into the
     trajectory's metadata under the tool's name when the agent has ended, and `restore(sandbox, items)`, which takes
-    that list, as dictionaries, when an interrupted episode goes on in another sandbox. One that needs something of a
-    sandbox may have `async check(sandbox)`, which is asked in a fresh one before a run starts, and `async
-    begin(sandbox)`, which is before each agent: as it has done nothing yet, a `ToolError` of theirs is the machine's.
+    that list, as dictionaries, when an interrupted episode goes on in another sandbox. If it has them, `async
+    check(sandbox)` is called in a fresh sandbox before a run, and `async begin(sandbox)` before each agent; what is
+    missing then is a `ToolError`, and no agent's doing.
     """
 
     name: str

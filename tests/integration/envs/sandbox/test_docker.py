@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import platform
 import io
 import os
+import platform
 import tarfile
 import time
 from collections.abc import Callable, Iterator
