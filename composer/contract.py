@@ -210,10 +210,10 @@ class Sandbox(Protocol):
 class SandboxBackend(Protocol):
     """Starts sandboxes of one kind.
 
-        One whose sandboxes keep their files in memory says `files_in_memory = True`: a config whose `disk_bytes` is more
+    One whose sandboxes keep their files in memory says `files_in_memory = True`: a config whose `disk_bytes` is more
     than half of `memory_bytes` is then refused by the plan already, and not by every start.
 
-            One whose sandboxes may run elsewhere has `async pressure() -> composer.types.Pressure | None`; None: here.
+    One whose sandboxes may run elsewhere has `async pressure() -> composer.types.Pressure | None`; None: here.
     """
 
     async def start(
