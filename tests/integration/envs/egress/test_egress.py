@@ -127,9 +127,9 @@ def test_the_log_has_a_line_a_request_and_no_values(sh: Callable, log: Path) -> 
 # --- Limits -----------------------------------------------------------------------------------------------------------
 
 
-def test_quotas_hold(upstream: Upstream, log: Path, runner: asyncio.Runner, make: Callable) -> None:
+def test_quotas_hold(kind: str, upstream: Upstream, log: Path, runner: asyncio.Runner, make: Callable) -> None:
     more = {"requests": 4, "body_bytes": 1000, "total_bytes": 2000, "timeout_s": 2.0}
-    backend = make("quota", egress(upstream, log, **more))
+    backend = make(f"quota-{kind}", egress(upstream, log, **more))
     upstream.page("open.test/large", b"x" * 1001, "text/plain")
     upstream.page("open.test/endless", b"x" * 1001, CHUNKED)
     upstream.page("open.test/fits", b"x" * 1000, CHUNKED)
