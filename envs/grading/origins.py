@@ -22,7 +22,7 @@ import unittest
 import pytest
 
 _MARKS = ("skip", "skipif", "xfail")
-_ASKING = frozenset(["skip", "xfail", "importorskip", "SkipTest", "skipTest", "skipif", "skipIf", "skipUnless"])
+_ASKING = ("skip", "xfail", "importorskip", "SkipTest", "skipTest", "skipif", "skipIf", "skipUnless")
 _ASKED = frozenset(["pytest", "_pytest", "unittest", "nose"])
 _INSTALLED = frozenset(["site-packages", "dist-packages"])
 # Files of pytest's that skip tests on their own account: for marks, for unittest's decorators, for empty doctests.
@@ -142,7 +142,7 @@ class Origins:
         for code, line in frames or ():
             kind = self._kind(code)
             if kind == TESTS:
-                return self._asks(code, line, ("mark", *_ASKING))
+                return self._asks(code, line, "mark")
             if kind == FOREIGN:
                 return False
         return bool(frames)
@@ -214,15 +214,15 @@ class Origins:
             self._rewrite_asserts(tree, path, self.config)
         return compile(tree, path, "exec", dont_inherit=True)
 
-    def _asks(self, code, line, words=_ASKING):
-        """Whether the tests' code asks for a skip on this line, or for what else the words name."""
+    def _asks(self, code, line, *more):
+        """Whether the tests' code asks for a skip on this line, or for one more of these words."""
         _, _, tree = self._source(code.co_filename)
         names = _imported(tree)
         for node in ast.walk(tree):
             if isinstance(node, (ast.Attribute, ast.Name)) and line in _lines(node):
                 full = _full_name(_dotted(node), names).split(".")
                 is_own = full[0] in ("self", "cls") and full[-1] == "skipTest"
-                if is_own or (full[0] in _ASKED and not set(words).isdisjoint(full[1:])):
+                if is_own or (full[0] in _ASKED and not {*more, *_ASKING}.isdisjoint(full[1:])):
                     return True
         return False
 
