@@ -6,11 +6,11 @@ JUnit report with lists of tests that must pass, or by a reward that it writes t
 
 What holds: the sandbox starts from a clean state, and what decides there (tests, their configuration, what runs them)
 is the task's. Where the command runs pytest, whatever lies between them, results and exit code come from a process that
-the solution cannot look into (reporter.py): ending early, printing a verdict, writing a report, skipping tests from
-inside do not work. What does not hold: the solution runs in the sandbox, and mostly in the process, in which it is
-judged, so code that looks for pytest's or the tests' objects in memory can forge; and of programs other than pytest,
-exit code and report are their own word. Where functions can be called with plain data, `envs.grading.pytest_grader`
-with tests that run apart is the honest way. docs/attacks.md says more.
+the solution cannot look into: ending early, printing a verdict, writing a report, skipping tests from inside do not
+work (reporter.py, origins.py). What does not hold: the solution runs in the sandbox, and mostly in the process, in
+which it is judged, so code that looks for pytest's or the tests' objects in memory can forge; and of programs other
+than pytest, exit code and report are their own word. Where functions can be called with plain data,
+`envs.grading.pytest_grader` with tests that run apart is the honest way. docs/attacks.md says more.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ import posixpath
 import re
 import secrets
 import shlex
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from composer.contract import ExecResult, Grade, Sandbox, SandboxBackend, SandboxLimits
 from composer.errors import GradingError, TaskError
@@ -39,6 +39,7 @@ from envs.grading.reporter import ORIGINS, TESTS
 from envs.grading.reports import junit_name, not_passed, read_junit, read_summary
 from envs.grading.unified_diff import apply_diff
 
+T = TypeVar("T")
 _MAX_REPORT_BYTES = 16 * 2**20
 _NO_SUCH_COMMAND = 127
 _REPORT = re.compile(rb"\n[0-9a-f]{32}\{.*\}\n")
@@ -131,16 +132,10 @@ class CommandGrader:
         )
         run = _Run(task, recipe, backend, limits, timeout_s, self.max_state_bytes)
         async with self._slots:
-            try:
-                async with asyncio.timeout(limits.lifetime_s):
-                    grade, is_supervised = await run.grade(files)
-                    if grade.score and not is_supervised and await self._is_supervised(run):
-                        return _grade(0.0, "pytest did not run under its supervisor, as on the base state it does")
-                    return grade
-            except TimeoutError:
-                raise GradingError(
-                    f"The grading sandbox of task {task.id} did not end within {limits.lifetime_s:g} s."
-                ) from None
+            grade, is_supervised = await _within(run.grade(files), run)
+            if grade.score and not is_supervised and await self._is_supervised(run):
+                return _grade(0.0, "pytest did not run under its supervisor, as on the base state it does")
+            return grade
 
     async def _is_supervised(self, run: _Run) -> bool:
         """Whether the command runs pytest under its supervisor on the base state; then a solution's must, too."""
@@ -152,7 +147,7 @@ class CommandGrader:
         if key not in self._supervised:
             while len(self._supervised) >= _MAX_REMEMBERED:
                 del self._supervised[next(iter(self._supervised))]
-            self._supervised[key] = (await run.again().on(None))[1]
+            self._supervised[key] = (await _within(run.again().on(None), run))[1]
         return self._supervised[key]
 
 
@@ -208,7 +203,7 @@ class _Run:
             if task.image:
                 base = await self._base_of(sandbox)
                 await bring_to(sandbox, base, self._state(base, base if final is None else final), task.id)
-            for path, content in self._beside(base).items():
+            for path, content in self._beside(base, sandbox.workdir).items():
                 await put(sandbox, path, content, task.id)
             return await self._run(sandbox)
         finally:
@@ -217,13 +212,17 @@ class _Run:
     def _hidden(self) -> dict[str, bytes]:
         return {path: content for path, content in self.task.hidden_tests.items() if path != self.recipe.patch}
 
-    def _beside(self, base: Mapping[str, bytes]) -> dict[str, bytes]:
+    def _beside(self, base: Mapping[str, bytes], workdir: str) -> dict[str, bytes]:
         """What goes elsewhere than into the working directory: path -> content."""
         files = {f"{self.folder}/{self.plugin}{end}": content for end, content in _PLUGIN.items()}
         task, _ = self._placed(base)
-        tests = test_files(task, **self._rules()) | self._hidden()
-        digests = {hashlib.sha256(content).hexdigest() for path, content in tests.items() if path.endswith(".py")}
-        files[f"{self.folder}/{self.plugin}{TESTS}"] = json.dumps(sorted(digests)).encode()
+        hidden = {posixpath.join(self.recipe.hidden_folder, path): content for path, content in self._hidden().items()}
+        digests = {
+            posixpath.join(workdir, path): hashlib.sha256(content).hexdigest()
+            for path, content in (test_files(task, **self._rules()) | hidden).items()
+            if path.endswith(".py")
+        }
+        files[f"{self.folder}/{self.plugin}{TESTS}"] = json.dumps(digests).encode()
         if folder := self.recipe.hidden_folder:
             hidden = self._hidden()
             if CONFIG_FILES.isdisjoint(hidden):
@@ -351,6 +350,17 @@ class _Run:
             reason = f"a reward of 1 was written to {path} beside tests that did not pass"
             return _grade(0.0, f"{reason}: {report['problem'] or failed}", result)
         return _grade(score, f"the command wrote a reward of {score:g}: {_shown(result)}", result)
+
+
+async def _within(running: Coroutine[Any, Any, T], run: _Run) -> T:
+    """What a run returns, in the time that its sandbox has."""
+    try:
+        async with asyncio.timeout(run.limits.lifetime_s):
+            return await running
+    except TimeoutError:
+        raise GradingError(
+            f"The grading sandbox of task {run.task.id} did not end within {run.limits.lifetime_s:g} s."
+        ) from None
 
 
 def _verdict(found: Mapping[str, bool], required: list[str], result: ExecResult) -> Grade:

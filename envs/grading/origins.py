@@ -36,8 +36,23 @@ class Witness:
     """A plugin that notes on each report of a skip or an expected failure whether it is believed, as `of_tests`."""
 
     def __init__(self, digests):
-        """`digests`: as of `Origins`."""
-        self._origins = Origins(digests)
+        """`digests`: of the tests' files, by path."""
+        self._origins = Origins(digests.values())
+        self._paths = {os.path.realpath(path) for path in digests}
+
+    def changed(self, items):
+        """Those tests that are not what their files held before anything ran: one file's code can overwrite another's.
+
+        What is wrapped by code of elsewhere is not looked at.
+        """
+        for item in items:
+            function = getattr(item, "obj", None)
+            while hasattr(function, "__wrapped__"):
+                function = function.__wrapped__
+            code = getattr(function, "__code__", None)
+            is_theirs = code is not None and os.path.realpath(code.co_filename) in self._paths
+            if is_theirs and not self._origins.is_of_tests(code):
+                yield item
 
     @pytest.hookimpl(hookwrapper=True, tryfirst=True)
     def pytest_runtest_makereport(self, item, call):
@@ -130,6 +145,10 @@ class Origins:
         # A test whose function is a solution's object would have been called by pytest itself.
         foreign = name and name not in _ASKING_FILES
         return bool(asking) and not foreign and bool(name or _is_package(asking[0].co_filename)), True
+
+    def is_of_tests(self, code):
+        """Whether code is what a file of the tests holds."""
+        return self._kind(code) == TESTS
 
     def _marks_are_believed(self, item):
         marks = [mark for name in _MARKS for mark in (item.iter_markers(name) if item is not None else ())]

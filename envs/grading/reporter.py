@@ -14,7 +14,8 @@ that looks for this plugin's or pytest's objects.
 
 Command: as together, but a command of the task's runs pytest, which may be of any version and must behave as it always
 does: output and files stay as they are. What the supervisor adds is the exit code, which is 0 only if every collected
-test ran and did not fail, and the report, if its nonce is the first thing in standard input.
+test ran and did not fail, and the report, if its nonce is the first thing in standard input. Whose a skip is says
+origins.py, which is shipped with it.
 
 It needs the standard library only.
 """
@@ -75,6 +76,18 @@ class Reporter:
 class CommandReporter(Reporter):
     """The same, with what tells an exit code's worth, and pytest's own way to show failures."""
 
+    def __init__(self, send, witness):
+        """`witness` knows the tests' files (origins.py)."""
+        super().__init__(send)
+        self._witness = witness
+
+    def pytest_collection_finish(self, session):
+        """What is about to run, and what of it is not the tests' own."""
+        super().pytest_collection_finish(session)
+        for item in self._witness.changed(session.items):
+            event = {"id": item.nodeid, "when": "collect", "outcome": "failed", "expected": False, "where": ""}
+            self._send({**event, "message": "its file was changed before it was loaded"})
+
     def pytest_configure(self, config):
         """Leave everything as it is."""
 
@@ -123,7 +136,7 @@ def pytest_addoption(parser):
     os.write(2, READY + b"\n")
     if command:
         witness = _witness()
-        _plugins.extend([CommandReporter(_under_command()), witness])
+        _plugins.extend([CommandReporter(_under_command(), witness), witness])
         return
     os.unlink(__file__)  # noqa: PTH108
     nonce = os.environ.pop(NONCE, "").encode()

@@ -15,13 +15,15 @@ REPORTER = Path(__file__).parents[4] / "envs" / "grading" / "reporter.py"
 NONCE = b"0123456789abcdef0123456789abcdef"
 
 
-def run(tmp_path: Path, main: str, test: str, *arguments: str, nonce: bytes = NONCE):
+def run(tmp_path: Path, main: str, test: str, *arguments: str, nonce: bytes = NONCE, conftest: str = ""):
     """Exit code, report and output of `pytest` in a folder, as a command would start it."""
     (tmp_path / "plugins").mkdir()
     (tmp_path / "work").mkdir()
     (tmp_path / "plugins" / "supervisor_x.py").write_text(REPORTER.read_text())
     (tmp_path / "plugins" / f"supervisor_x{ORIGINS}.py").write_text(REPORTER.with_name("origins.py").read_text())
-    digests = [hashlib.sha256(test.encode()).hexdigest()]
+    if conftest:
+        (tmp_path / "work" / "conftest.py").write_text(conftest)
+    digests = {str(tmp_path / "work" / "test_it.py"): hashlib.sha256(test.encode()).hexdigest()}
     (tmp_path / "plugins" / f"supervisor_x{TESTS}").write_text(json.dumps(digests))
     (tmp_path / "work" / "main.py").write_text(main)
     (tmp_path / "work" / "test_it.py").write_text(test)

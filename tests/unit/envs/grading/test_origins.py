@@ -178,3 +178,26 @@ def test_a_file_that_skips_itself_is_believed(tmp_path):
     test = "import pytest\n\npytest.importorskip('no_such_module')\n\n\ndef test_a():\n    assert True\n"
     code, report, output = run(tmp_path, "", test)
     assert code == 5 and not report["problem"], output
+
+
+OVERWRITES = """
+import pathlib
+test = pathlib.Path("test_it.py")
+if not hasattr(pathlib, "done"):
+    pathlib.done, source = True, test.read_text()
+    test.write_text("import main\\n\\n\\ndef test_a():\\n    assert True\\n")
+"""
+RESTORES = """
+import importlib.util, pytest
+import test_it
+test.write_text(source)
+"""
+
+
+@pytest.mark.parametrize("more", ["", RESTORES])
+def test_a_test_that_was_overwritten_before_it_was_loaded_has_failed(tmp_path, more):
+    """By what conftest.py, or another file of tests, has imported before."""
+    test = "import main\n\n\ndef test_a():\n    assert main.f() == 1\n"
+    code, report, output = run(tmp_path, OVERWRITES + more + "def f(): return 2\n", test, conftest="import main\n")
+    assert "1 passed" in output and code == 1, output
+    assert report["found"] == {"test_it.py::test_a": False} and "its file was changed" in report["reasons"][0]
