@@ -19,6 +19,7 @@ import threading
 import time
 import unittest
 
+import pluggy
 import pytest
 
 _MARKS = ("skip", "skipif", "xfail")
@@ -99,6 +100,7 @@ class Origins:
         self._kinds, self._sources, self._made, self._skipped = {}, {}, {}, []
         paths = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
         paths += [path for path in sys.path if _INSTALLED.intersection(path.split("/"))]
+        paths += [os.path.dirname(module.__file__) for module in (outcomes, pytest, pluggy)]  # noqa: PTH120
         self._roots = tuple({os.path.realpath(path) + os.sep for path in paths if path})
         self._pytest = os.path.realpath(os.path.dirname(outcomes.__file__)) + os.sep  # noqa: PTH120
         # Whatever is running now, and the import system, which has no file.
