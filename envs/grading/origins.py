@@ -30,6 +30,7 @@ _INSTALLED = frozenset(["site-packages", "dist-packages"])
 _ASKING_FILES = frozenset(["skipping.py", "unittest.py", "doctest.py", "nose.py"])
 _MAX_FRAMES = 200
 _MAX_ALIASES = 3
+_MAX_WRAPPERS = 20
 TESTS, INSTALLED, FOREIGN = "tests", "installed", ""
 
 
@@ -48,8 +49,8 @@ class Witness:
         """
         for item in items:
             function = getattr(item, "obj", None)
-            while hasattr(function, "__wrapped__"):
-                function = function.__wrapped__
+            for _ in range(_MAX_WRAPPERS):
+                function = getattr(function, "__wrapped__", function)
             code = getattr(function, "__code__", None)
             is_theirs = code is not None and os.path.realpath(code.co_filename) in self._paths
             if is_theirs and not self._origins.is_of_tests(code):
@@ -100,7 +101,7 @@ class Origins:
         self._kinds, self._sources, self._made, self._skipped = {}, {}, {}, []
         paths = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
         paths += [path for path in sys.path if _INSTALLED.intersection(path.split("/"))]
-        paths += [os.path.dirname(module.__file__) for module in (outcomes, pytest, pluggy)]  # noqa: PTH120
+        paths += [os.path.dirname(str(module.__file__)) for module in (outcomes, pytest, pluggy)]  # noqa: PTH120
         self._roots = tuple({os.path.realpath(path) + os.sep for path in paths if path})
         self._pytest = os.path.realpath(os.path.dirname(outcomes.__file__)) + os.sep  # noqa: PTH120
         # Whatever is running now, and the import system, which has no file.
