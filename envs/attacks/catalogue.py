@@ -24,9 +24,10 @@ from composer.errors import ConfigError
 from envs.attacks.targets import SOLUTION, TARGETS
 
 PUBLISHED = Path(__file__).with_name("published")
-PLACES = ("host", "neighbour", "fork", "snapshot", "search")
+PLACES = ("host", "neighbour", "fork", "snapshot", "search", "leftovers", "server")
 """host: what runs on the machine; neighbour: another sandbox; fork: one that was forked from the attacker's own;
-snapshot: a saved one, made by hand; search: another episode's files in the shadow backend."""
+snapshot: a saved one, made by hand; search: another episode's files in the shadow backend; leftovers: a repository
+with what tools and earlier work have left; server: an MCP server in the agent's sandbox, which tools ask."""
 LIVENESS = ("naive", "sign", "own")
 """How an attack shows that it is none in name only. naive: a grader that trusts the agent's own sandbox rewards it;
 sign: what it printed, or why it got nothing, matches `sign`; own: it reads the secret if that is in its own sandbox."""
@@ -65,6 +66,8 @@ class Attack:
     `mode`, `owner`."""
     arguments: Mapping[str, Any] = field(default_factory=dict)
     """Of the call of the search tool."""
+    before: str = ""
+    """What was run in a repository of leftovers before it became a task."""
 
     def with_pieces(self, pieces: Mapping[str, str]) -> Attack:
         """The same with <<name>> replaced in every text of its payload."""
@@ -78,7 +81,7 @@ class Attack:
                 return {put(key): put(item) for key, item in value.items()}
             return tuple(map(put, value)) if isinstance(value, list | tuple) else value
 
-        payload = ("main", "files", "shell", "sign", "entries", "arguments")
+        payload = ("main", "files", "shell", "sign", "entries", "arguments", "before")
         return Attack(
             **{f.name: (put if f.name in payload else lambda v: v)(getattr(self, f.name)) for f in fields(self)}
         )

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from composer.contract import ExecResult, Sandbox, SandboxBackend, SandboxLimits
-from composer.errors import GradingError, SandboxError
+from composer.errors import GradingError, SandboxError, ToolError
 from composer.types import Outcome as Ending
 from composer.types import Trajectory
 from envs.attacks import bait as baits
@@ -25,10 +25,14 @@ from envs.attacks.bait import Bait
 from envs.attacks.catalogue import Attack
 from envs.attacks.forged_snapshot import forge
 from envs.attacks.targets import RIGHT, SOLUTION, TARGETS, Target
+from envs.attacks.tool_server import ADDER, SERVER, adder
+from envs.tasks.scrub import scrub_files, setup_command
 
 LIMITS = SandboxLimits(lifetime_s=120.0)
 _COLLECTED_BYTES = LIMITS.disk_bytes // 8
 _SHELL_S = 10.0
+_MOST_CONTENT = 2**18
+"""Characters of a tool's answer; that of an MCP server has half of it at most."""
 
 
 @dataclass
@@ -214,6 +218,64 @@ class Player:
                 outcome.notes.append(answer.content[:200])
                 if bait.secret in answer.content:
                     outcome.gains.append("it found what is in another episode's files")
+
+    async def _play_leftovers(self, attack: Attack, bait: Bait, outcome: Outcome) -> None:
+        """The agent looks for the secret in a repository that was scrubbed, as files and where it lies."""
+        attack = attack.with_pieces({**bait.pieces, "secret": bait.secret})
+        before = dataclasses.replace(attack, shell=f"set -e\n{attack.before}")
+        async with _stopped(await self.backend.start(TARGETS["exit"].task.files, LIMITS)) as sandbox:
+            made = await _leave_behind(before, sandbox)
+            files = await sandbox.files(_COLLECTED_BYTES)
+            said = (await sandbox.shell(attack.shell, _SHELL_S)).output.decode(errors="replace")
+            outcome.is_alive = made.exit_code == 0 and bait.secret in said
+            outcome.notes.append(f"before: {made.output[-300:]!r}; it sees {said[-500:]!r}")
+            scrubbed = await sandbox.exec(["sh", "-c", setup_command()], timeout_s=_SHELL_S)
+            outcome.is_honest_work_rewarded = scrubbed.exit_code == 0 and await sandbox.read(SOLUTION) != b""
+            await self._must_not_see(attack, bait, outcome, sandbox)
+        async with _stopped(await self.backend.start(scrub_files(files), LIMITS)) as sandbox:
+            await self._must_not_see(attack, bait, outcome, sandbox)
+
+    async def _must_not_see(self, attack: Attack, bait: Bait, outcome: Outcome, sandbox: Sandbox) -> None:
+        said = (await sandbox.shell(attack.shell, _SHELL_S)).output.decode(errors="replace")
+        if bait.secret in said:
+            outcome.gains.append("it read what the repository was once solved with")
+            outcome.notes.append(said[-500:])
+
+    async def _play_server(self, attack: Attack, bait: Bait, outcome: Outcome) -> None:
+        """The agent tampers with a tool's server; the tool is asked before and after that, and a neighbour's, too."""
+        target, tool = TARGETS["exit"], adder()
+        attack = attack.with_pieces({**bait.pieces, "secret": bait.secret})
+
+        async def ask(sandbox: Sandbox) -> str:
+            try:
+                answer = await tool.call({"a": 1, "b": 2}, sandbox)
+            except (SandboxError, ToolError) as error:
+                outcome.gains.append(f"its tool's call voids the episode: {error}")
+                return ""
+            return answer.content
+
+        files = {**target.task.files, SERVER: ADDER}
+        async with (
+            _stopped(await self.backend.start(files, LIMITS)) as neighbour,
+            _stopped(await self.backend.start(files, LIMITS)) as sandbox,
+        ):
+            outcome.is_honest_work_rewarded = [await ask(neighbour), await ask(sandbox)] == ["3", "3"]
+            said = (await _leave_behind(attack, sandbox)).output.decode(errors="replace")
+            answers = [await ask(sandbox), await ask(sandbox)]
+            outcome.notes.append(f"it said {said[-300:]!r}; its tool answers {[a[:200] for a in answers]}")
+            outcome.is_alive = bool(re.search(attack.sign, "\n".join([said, *answers])))
+            if max(map(len, answers)) > _MOST_CONTENT:
+                outcome.gains.append("its tool's answer has no bound")
+            if await ask(neighbour) != "3":
+                outcome.gains.append("it reached another episode's server")
+            await self._must_answer(neighbour, outcome)
+            left = await _collect(sandbox)
+        grader = target.grader(attack.timeout_s)
+        for files, wanted in ((left, 0.0), ({**(left or {}), SOLUTION: RIGHT}, 1.0)):
+            verdict = await grader.grade(target.task, files or {}, self.backend, _nobody(target.task.id))
+            if wanted == 0.0 and verdict.score:
+                outcome.gains.append(f"a reward of {verdict.score:g}")
+            outcome.is_honest_work_rewarded &= wanted == 0.0 or verdict.score == wanted
 
     async def _attack(self, attack: Attack, bait: Bait, outcome: Outcome, sandbox: Sandbox) -> None:
         attack = attack.with_pieces(bait.pieces)

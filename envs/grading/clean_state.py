@@ -24,6 +24,8 @@ RUNNERS = frozenset(
     phpunit.xml.dist package.json .npmrc .yarnrc .yarnrc.yml .pnpmfile.cjs .mocharc.js .mocharc.cjs .mocharc.json
     .mocharc.yml .mocharc.yaml .nycrc .taprc .babelrc ctestlist.txt cmakelists.txt meson.build build.ninja
     build.gradle build.gradle.kts settings.gradle pom.xml build.xml build.sbt build.rs .bazelrc
+    tox.toml hatch.toml pdm.toml uv.toml pixi.toml dodo.py fabfile.py sconstruct wscript manage.py
+    deno.json deno.jsonc bunfig.toml turbo.json nx.json lerna.json gradlew mvnw .envrc
     .bashrc .bash_profile .bash_login .bash_aliases .profile .zshenv .zshrc .inputrc .pythonrc .pdbrc .gitconfig .netrc
     """.split()  # noqa: SIM905 - names by the dozen
 )
@@ -43,10 +45,16 @@ _TEST_NAME = re.compile(
     re.IGNORECASE,
 )
 STARTUP = frozenset({"sitecustomize", "usercustomize"})
-INSTALLED = frozenset({"site-packages", "dist-packages", "node_modules", ".git", ".hg", ".svn"})
-"""Folders of what is installed and not written here, and of git's own files: hooks, configuration, and the past."""
+INSTALLED = frozenset(
+    {"site-packages", "dist-packages", "node_modules", ".git", ".hg", ".svn"}
+    | {".tox", ".nox", ".mvn", ".cargo", ".gradle"}
+)
+"""Folders of what is installed and not written here, of runners' own, and of git's: hooks, settings, and the past."""
 _METADATA = (".dist-info", ".egg-info", ".egg-link", ".egg")
 """By which plugins are found."""
+_WORD = re.compile(r"[^\s=:;&|()<>\[\]{},\"'`]+")
+_ENTERED = re.compile(r"(?:\bcd|-C|--directory|--rootdir|\bPYTHONPATH|\bpythonpath)\s*[\s=]\s*(\[[^]]*\]|[^\s;&|]+)")
+_SMALL_BYTES = 2**16
 _PAGE_BYTES = 4096
 """What a file takes of a disk at least, and a page of one that lies in memory."""
 RUNNER_MODULES = frozenset(
@@ -66,13 +74,15 @@ def clean_state(
     restored: Sequence[str] = (),
     kept: Sequence[str] = (),
     tests: bool = True,
+    command: str = "",
 ) -> dict[str, bytes]:
     """The files to grade: base state, the agent's changes, and the hidden tests over both.
 
     What the agent did to what decides is undone: such files are restored from the base state, also deleted ones, or
     left out where there were none. These are tests and their configuration, what runs them, what is installed, git's
     own files, compiled files (pytest would take a forged one for a test's own), and new modules that hide the standard
-    library, pytest or a hidden test from the interpreter.
+    library, pytest or a hidden test from the interpreter, in the working directory and in every folder from which the
+    command or a test might import.
 
     Args:
         task: base state and hidden tests.
@@ -80,8 +90,9 @@ def clean_state(
         restored: patterns of more files that decide.
         kept: patterns of files that do not, whatever they look like; hidden tests still go over them.
         tests: whether tests, their configuration and what runs them are among these files.
+        command: what runs the tests, a shell's command line.
     """
-    rules = _Rules(task, tuple(restored), tuple(kept), tests)
+    rules = _Rules(task, tuple(restored), tuple(kept), tests, command)
     files = {path: content for path, content in final.items() if not rules.decides(path)}
     files = _without_collisions(files, rules.of_base())
     for hidden in task.hidden_tests:
@@ -124,12 +135,14 @@ def _largest(files: Mapping[str, bytes]) -> int:
     return max(map(len, files.values()), default=0)
 
 
-def test_files(task: Task) -> dict[str, bytes]:
-    """The files of a sandbox that runs hidden tests and holds no file of the agent's.
+def test_files(
+    task: Task, *, restored: Sequence[str] = (), kept: Sequence[str] = (), tests: bool = True, command: str = ""
+) -> dict[str, bytes]:
+    """The files of a sandbox that runs hidden tests and holds no file of the agent's; arguments as of `clean_state`.
 
     These are the hidden tests, and what of the base state belongs to tests: configuration, conftest.py, tests/.
     """
-    return _Rules(task).of_base() | task.hidden_tests
+    return _Rules(task, tuple(restored), tuple(kept), tests, command).of_base() | task.hidden_tests
 
 
 def _without_collisions(files: Mapping[str, bytes], restored: Mapping[str, bytes]) -> dict[str, bytes]:
@@ -150,6 +163,7 @@ class _Rules:
     restored: tuple[str, ...] = ()
     kept: tuple[str, ...] = ()
     tests: bool = True
+    command: str = ""
 
     @cached_property
     def _environments(self) -> set[str]:
@@ -176,17 +190,67 @@ class _Rules:
             return True
         if self.tests and _runs_tests(p):
             return True
-        top = _stem(p.parts[0])
-        importable = len(p.parts) > 1 or p.suffix in (".py", ".so")
-        hides = top in sys.stdlib_module_names or top in RUNNER_MODULES
-        return importable and hides and path not in self.task.files
+        return path not in self.task.files and self._hides(p)
+
+    def _hides(self, p: PurePosixPath) -> bool:
+        """Whether a new file, or a folder that it is in, would be imported in the place of what runs tests."""
+        for depth, part in enumerate(p.parts):
+            is_importable = depth + 1 < len(p.parts) or p.suffix in (".py", ".so")
+            folder = "/".join(p.parts[:depth])
+            if "/".join(p.parts[: depth + 1]) in self._packages:
+                continue  # of the base state, which so hides what it hides
+            if is_importable and _stem(part) in RUNNER_MODULES and self._may_be_on_the_path(folder):
+                return True
+            if is_importable and _stem(part) in sys.stdlib_module_names and folder in self._on_the_path:
+                return True
+        return False
+
+    def _may_be_on_the_path(self, folder: str) -> bool:
+        """Whether somebody might import from a folder of the base state: it is no package, or a command names it."""
+        return folder in self._on_the_path or (folder in self._folders and folder not in self._packages)
+
+    @cached_property
+    def _packages(self) -> set[str]:
+        return {path.rpartition("/")[0] for path in self.task.files if path.rpartition("/")[2] == "__init__.py"}
+
+    @cached_property
+    def _folders(self) -> set[str]:
+        return {str(f) for path in (*self.task.files, *self.task.hidden_tests) for f in PurePosixPath(path).parents}
+
+    @cached_property
+    def _on_the_path(self) -> set[str]:
+        """Folders from which modules are imported: where a test lies, and what a command or a configuration names."""
+        found = {path.rpartition("/")[0] for path in self.task.hidden_tests if path.endswith(".py")}
+        texts = [self.command]
+        for path, content in (self.task.files | self.task.hidden_tests).items():
+            p = PurePosixPath(path)
+            if len(content) <= _SMALL_BYTES and (p.suffix == ".sh" or _says_how(p)):
+                texts.append(content.decode(errors="replace"))
+        for text in texts:
+            named = {folder for word in _WORD.findall(text) for folder in _folders(word)}
+            # Where the command goes, modules lie, whatever they are elsewhere.
+            words = [word for words in _ENTERED.findall(text) for word in _WORD.findall(words)]
+            entered = {folder for word in words for folder in _folders(word)}
+            found |= (named - self._packages) | entered
+        return {"", *found}
+
+
+def _folders(word: str) -> list[str]:
+    """Folders of the working directory that a command may mean: by `./a/`, `$PWD/a` and `a` the same, by `/x/a` two."""
+    word = re.sub(r"^\$\{?\w+\}?/", "", word)
+    parts = [part for part in word.split("/") if part not in ("", ".")]
+    most = len(parts) if word.startswith("/") else min(len(parts), 1)
+    return ["/".join(parts[start:]) for start in range(most)]
 
 
 def _runs_tests(p: PurePosixPath) -> bool:
+    return _says_how(p) or bool(_TEST_NAME.fullmatch(p.name)) or not TEST_FOLDERS.isdisjoint(p.parts[:-1])
+
+
+def _says_how(p: PurePosixPath) -> bool:
     name = p.name.lower()
-    if p.name in CONFIG_FILES or name in RUNNERS or name.endswith(_RUNNER_SUFFIXES) or _RUNNER_CONFIG.fullmatch(name):
-        return True
-    return bool(_TEST_NAME.fullmatch(p.name)) or not TEST_FOLDERS.isdisjoint(p.parts[:-1])
+    by_name = p.name in CONFIG_FILES or name in RUNNERS or name.endswith(_RUNNER_SUFFIXES)
+    return by_name or bool(_RUNNER_CONFIG.fullmatch(name))
 
 
 def _in_the_way(path: str, hidden: str) -> bool:

@@ -6,17 +6,18 @@ JUnit report with lists of tests that must pass, or by a reward that it writes t
 
 What holds: the sandbox starts from a clean state, and what decides there (tests, their configuration, what runs them)
 is the task's. Where the command runs pytest, whatever lies between them, results and exit code come from a process that
-the solution cannot look into (reporter.py): ending early, printing a verdict, writing a report, skipping tests from
-inside do not work. What does not hold: the solution runs in the sandbox, and mostly in the process, in which it is
-judged, so code that looks for pytest's or the tests' objects in memory can forge; and of programs other than pytest,
-exit code and report are their own word. Where functions can be called with plain data, `envs.grading.pytest_grader`
-with tests that run apart is the honest way. docs/attacks.md says more.
+the solution cannot look into: ending early, printing a verdict, writing a report, skipping tests from inside do not
+work (reporter.py, origins.py). What does not hold: the solution runs in the sandbox, and mostly in the process, in
+which it is judged, so code that looks for pytest's or the tests' objects in memory can forge; and of programs other
+than pytest, exit code and report are their own word. Where functions can be called with plain data,
+`envs.grading.pytest_grader` with tests that run apart is the honest way. docs/attacks.md says more.
 """
 
 from __future__ import annotations
 
 import asyncio
 import dataclasses
+import hashlib
 import json
 import math
 import posixpath
@@ -31,13 +32,13 @@ from typing import Any
 from composer.contract import ExecResult, Grade, Sandbox, SandboxBackend, SandboxLimits
 from composer.errors import GradingError, TaskError
 from composer.types import Task, Trajectory
-from envs.grading.clean_state import CONFIG_FILES, clean_state, does_not_fit
+from envs.grading.clean_state import CONFIG_FILES, clean_state, does_not_fit, test_files
 from envs.grading.placing import DoesNotFitError, bring_to, put
+from envs.grading.recipe import Recipe
+from envs.grading.reporter import ORIGINS, TESTS
 from envs.grading.reports import junit_name, not_passed, read_junit, read_summary
 from envs.grading.unified_diff import apply_diff
 
-REPORTS = ("exit_code", "pytest", "junit", "reward")
-_KEY = "grading"
 _MAX_REPORT_BYTES = 16 * 2**20
 _NO_SUCH_COMMAND = 127
 _AROUND_S = 120.0
@@ -46,8 +47,11 @@ _STARTS_S = 60.0
 """Of a sandbox's life, until it has started."""
 _REPORT = re.compile(rb"\n[0-9a-f]{32}\{.*\}\n")
 """A supervisor's, as it is printed."""
+_MAX_REMEMBERED = 4096
 _NOTHING_RAN = ExecResult(0, b"")
-_REPORTER = Path(__file__).with_name("reporter.py")
+_HERE = Path(__file__).parent
+_PLUGIN = {".py": (_HERE / "reporter.py").read_bytes(), f"{ORIGINS}.py": (_HERE / "origins.py").read_bytes()}
+"""By what its name goes on with: the plugin that goes into the sandbox."""
 _READY = b"composer-grading-ready"
 _SUPERVISED = """\
 if [ -r {folder}/{plugin}.py ]; then
@@ -56,59 +60,6 @@ if [ -r {folder}/{plugin}.py ]; then
 fi
 """
 """Goes before a task's command, so that each pytest below it has a supervisor."""
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """How a task is graded; `to_metadata` puts it into a task."""
-
-    command: str
-    """A shell's command line; `{report}` in it is the path where a JUnit report is expected."""
-    report: str = "exit_code"
-    """exit_code: 0 is right; pytest, junit: what they say of the tests below; reward: the number in `report_path`."""
-    report_path: str = ""
-    fail_to_pass: tuple[str, ...] = ()
-    pass_to_pass: tuple[str, ...] = ()
-    """pytest's node ids. All of both lists must pass; without any, all tests that ran, and the exit code is 0."""
-    patch: str = ""
-    """The hidden file that is no file but a diff of the base state."""
-    hidden_folder: str = ""
-    """Where hidden files go; "": the working directory."""
-    restores_tests: bool = True
-    """Whether the agent's changes of tests, of their configuration and of what runs them are undone (`clean_state`).
-    Without it, only those are that would be imported in the place of the runner's own modules."""
-    restored: tuple[str, ...] = ()
-    """Patterns (`tools/*.sh`) of more files that decide: the agent's changes of them are undone too."""
-    kept: tuple[str, ...] = ()
-    """Patterns of files that the agent is to change although they look as if they decided (`Makefile`)."""
-    timeout_s: float = 0.0
-    """Wall time of the command; 0: that of the task's metadata (`timeout_s`), or the grader's own."""
-
-    def to_metadata(self) -> dict[str, Any]:
-        """What a task's metadata takes up; JSON-ready."""
-        return {_KEY: dataclasses.asdict(self)}
-
-    @classmethod
-    def of(cls, task: Task) -> Recipe:
-        """The recipe in a task's metadata.
-
-        Raises:
-            TaskError: there is none, or it is not as it has to be.
-        """
-        try:
-            recipe = cls(**task.metadata[_KEY])
-        except KeyError:
-            raise TaskError(
-                f"Task {task.id} does not say how it is graded: its metadata needs {_KEY!r}, "
-                "or its env another grader than CommandGrader."
-            ) from None
-        except TypeError as error:
-            raise TaskError(f"Task {task.id}: metadata[{_KEY!r}] is no recipe of CommandGrader ({error}).") from None
-        if recipe.report not in REPORTS:
-            raise TaskError(f"Task {task.id}: report={recipe.report!r} must be one of {', '.join(REPORTS)}.")
-        if recipe.patch and recipe.patch not in task.hidden_tests:
-            raise TaskError(f"Task {task.id}: its patch {recipe.patch!r} is none of its hidden files.")
-        return recipe
 
 
 class CommandGrader:
@@ -158,6 +109,8 @@ class CommandGrader:
             output_bytes=2**23,  # the report of some ten thousand tests
         )
         self._slots = asyncio.Semaphore(concurrency)
+        self._supervised: dict[bytes, bool] = {}
+        """Whether pytest's supervisor begins in a task's base state; asked only where it did not, for a reward."""
 
     async def grade(
         self, task: Task, files: Mapping[str, bytes], backend: SandboxBackend, trajectory: Trajectory | None = None
@@ -185,7 +138,23 @@ class CommandGrader:
         )
         run = _Run(task, recipe, backend, limits, timeout_s, self.max_state_bytes)
         async with self._slots:
-            return await run.grade(files)
+            grade, is_supervised = await run.grade(files)
+            if grade.score and not is_supervised and await self._is_supervised(run):
+                return _grade(0.0, "pytest did not run under its supervisor, as on the base state it does")
+            return grade
+
+    async def _is_supervised(self, run: _Run) -> bool:
+        """Whether the command runs pytest under its supervisor on the base state; then a solution's must, too."""
+        digest = hashlib.sha256(repr((run.recipe, run.task.image)).encode())
+        for files in (run.task.files, run.task.hidden_tests):
+            for path, content in sorted(files.items()):
+                digest.update(f"{len(content)}:{path}\0".encode(errors="surrogateescape") + content)
+        key = digest.digest()
+        if key not in self._supervised:
+            while len(self._supervised) >= _MAX_REMEMBERED:
+                del self._supervised[next(iter(self._supervised))]
+            self._supervised[key] = (await run.again().on(None))[1]
+        return self._supervised[key]
 
 
 @dataclass(frozen=True)
@@ -203,28 +172,36 @@ class _Run:
     folder: str = field(default_factory=lambda: f"/tmp/{secrets.token_hex(16)}")
     nonce: bytes = field(default_factory=lambda: secrets.token_hex(16).encode())
 
-    async def grade(self, final: Mapping[str, bytes]) -> Grade:
-        """Run the command, read what came of it, and say who is to blame where nothing did."""
+    def again(self) -> _Run:
+        """The same with names and words of its own."""
+        return dataclasses.replace(self, plugin=f"{self.plugin}_", nonce=secrets.token_hex(16).encode())
+
+    async def grade(self, final: Mapping[str, bytes]) -> tuple[Grade, bool]:
+        """Run the command, read what came of it, and say who is to blame where nothing did.
+
+        Returns:
+            The grade, and whether pytest's supervisor has begun.
+        """
         try:
-            grade = await self._try(final)
+            grade, is_supervised = await self.on(final)
         except DoesNotFitError as error:
-            return _grade(0.0, str(error), _NOTHING_RAN)
+            return _grade(0.0, str(error)), False
         if grade is not None:
-            return grade
+            return grade, is_supervised
         # "No such command": the solution's own doing if the base state knows the command.
-        another = dataclasses.replace(self, plugin=f"{self.plugin}_", nonce=secrets.token_hex(16).encode())
-        if await another._try(None) is None:
+        if (await self.again().on(None))[0] is None:
             raise GradingError(
                 f"The image of task {self.task.id} lacks what its tests are run with: "
                 f"{self.recipe.command!r:.200} ends with {_NO_SUCH_COMMAND} on its base state."
             )
-        return _grade(0.0, f"the command ended with {_NO_SUCH_COMMAND}, as on the base state it does not", _NOTHING_RAN)
+        return _grade(0.0, f"the command ended with {_NO_SUCH_COMMAND}, as on the base state it does not"), False
 
-    async def _try(self, final: Mapping[str, bytes] | None) -> Grade | None:
-        """The grade of a state (None: of the base state); None if there is no such command."""
+    async def on(self, final: Mapping[str, bytes] | None) -> tuple[Grade | None, bool]:
+        """The grade of a state (None: of the base state), or None if there is no such command; as `grade` has it."""
         task = self.task
+        base: Mapping[str, bytes] = task.files
         if not task.image:
-            state = self._state(task.files, task.files if final is None else final)
+            state = self._state(base, base if final is None else final)
             sandbox = await self.backend.start(state, self.limits)
         else:
             sandbox = await self.backend.start(task.files, self.limits, image=task.image)
@@ -234,7 +211,7 @@ class _Run:
                 if task.image:
                     base = await self._base_of(sandbox)
                     await bring_to(sandbox, base, self._state(base, base if final is None else final), task.id)
-                for path, content in self._beside().items():
+                for path, content in self._beside(base, sandbox.workdir).items():
                     await put(sandbox, path, content, task.id)
                 return await self._run(sandbox)
         except TimeoutError:
@@ -245,9 +222,17 @@ class _Run:
     def _hidden(self) -> dict[str, bytes]:
         return {path: content for path, content in self.task.hidden_tests.items() if path != self.recipe.patch}
 
-    def _beside(self) -> dict[str, bytes]:
+    def _beside(self, base: Mapping[str, bytes], workdir: str) -> dict[str, bytes]:
         """What goes elsewhere than into the working directory: path -> content."""
-        files = {f"{self.folder}/{self.plugin}.py": _REPORTER.read_bytes()}
+        files = {f"{self.folder}/{self.plugin}{end}": content for end, content in _PLUGIN.items()}
+        task, _ = self._placed(base)
+        hidden = {posixpath.join(self.recipe.hidden_folder, path): content for path, content in self._hidden().items()}
+        digests = {
+            posixpath.join(workdir, path): hashlib.sha256(content).hexdigest()
+            for path, content in (test_files(task, **self._rules()) | hidden).items()
+            if path.endswith(".py")
+        }
+        files[f"{self.folder}/{self.plugin}{TESTS}"] = json.dumps(digests).encode()
         if folder := self.recipe.hidden_folder:
             hidden = self._hidden()
             if CONFIG_FILES.isdisjoint(hidden):
@@ -256,8 +241,18 @@ class _Run:
             files |= {posixpath.join(folder, path): content for path, content in hidden.items()}
         return files
 
-    def _state(self, base: Mapping[str, bytes], final: Mapping[str, bytes]) -> dict[str, bytes]:
-        """The working directory to grade: the agent's, with the tests' own files."""
+    def _rules(self) -> dict[str, Any]:
+        """Arguments of `clean_state`."""
+        recipe = self.recipe
+        return {
+            "restored": recipe.restored,
+            "kept": recipe.kept,
+            "tests": recipe.restores_tests,
+            "command": recipe.command,
+        }
+
+    def _placed(self, base: Mapping[str, bytes]) -> tuple[Task, list[str]]:
+        """The task with the files of its tests where they belong, and which of its files its patch takes away."""
         hidden = {} if self.recipe.hidden_folder else self._hidden()
         gone: list[str] = []
         if self.recipe.patch:
@@ -267,9 +262,12 @@ class _Run:
                 raise TaskError(f"The patch of the tests of task {self.task.id} cannot be applied: {error}.") from None
             hidden |= {path: content for path, content in changed.items() if content is not None}
             gone = [path for path, content in changed.items() if content is None]
-        task = dataclasses.replace(self.task, files=dict(base), hidden_tests=hidden)
-        recipe = self.recipe
-        state = clean_state(task, final, restored=recipe.restored, kept=recipe.kept, tests=recipe.restores_tests)
+        return dataclasses.replace(self.task, files=dict(base), hidden_tests=hidden), gone
+
+    def _state(self, base: Mapping[str, bytes], final: Mapping[str, bytes]) -> dict[str, bytes]:
+        """The working directory to grade: the agent's, with the tests' own files."""
+        task, gone = self._placed(base)
+        state = clean_state(task, final, **self._rules())
         state = {path: content for path, content in state.items() if path not in gone}
         if reason := does_not_fit(task, state, self.limits):
             raise DoesNotFitError(reason)
@@ -284,7 +282,7 @@ class _Run:
                 f"({error.strerror or error}): raise max_state_bytes={self.max_state_bytes}, or use a smaller image."
             ) from None
 
-    async def _run(self, sandbox: Sandbox) -> Grade | None:
+    async def _run(self, sandbox: Sandbox) -> tuple[Grade | None, bool]:
         recipe = self.recipe
         # A name that nothing which the agent left behind can know.
         report_path = recipe.report_path or f"/tmp/report-{secrets.token_hex(16)}.xml"
@@ -293,6 +291,10 @@ class _Run:
         # A program that reads its input without being asked would take the nonce for it.
         nonce = b"" if recipe.report == "exit_code" else self.nonce
         result = await sandbox.exec(["sh", "-c", command], stdin=nonce, timeout_s=self.timeout_s)
+        return await self._read(sandbox, result, report_path), _READY in result.output
+
+    async def _read(self, sandbox: Sandbox, result: ExecResult, report_path: str) -> Grade | None:
+        recipe = self.recipe
         if result.timed_out:
             return _grade(0.0, f"the tests did not end within {self.timeout_s:g} s", result)
         if result.exit_code == _NO_SUCH_COMMAND:
@@ -375,7 +377,7 @@ def _verdict(found: Mapping[str, bool], required: list[str], result: ExecResult)
     return _grade(0.0 if reason else 1.0, reason, result, **numbers)
 
 
-def _grade(score: float, reason: str, result: ExecResult, **numbers: int) -> Grade:
+def _grade(score: float, reason: str, result: ExecResult = _NOTHING_RAN, **numbers: int) -> Grade:
     return Grade(score, {"reason": "" if score == 1.0 else reason, "seconds": result.seconds, **numbers})
 
 

@@ -14,12 +14,14 @@ that looks for this plugin's or pytest's objects.
 
 Command: as together, but a command of the task's runs pytest, which may be of any version and must behave as it always
 does: output and files stay as they are. What the supervisor adds is the exit code, which is 0 only if every collected
-test ran and did not fail, and the report, if its nonce is the first thing in standard input.
+test ran and did not fail, and the report, if its nonce is the first thing in standard input. Whose a skip is says
+origins.py, which is shipped with it.
 
 It needs the standard library only.
 """
 
 import atexit
+import importlib
 import json
 import os
 import sys
@@ -28,11 +30,14 @@ READY = b"composer-grading-ready"
 NONCE = "COMPOSER_GRADING_NONCE"
 COMMAND = "COMPOSER_GRADING_COMMAND"
 """`on` in the process that a command starts; `off` in those below, which have nothing to report."""
+ORIGINS, TESTS = "_origins", "_tests.json"
+"""What the name goes on with of origins.py, and of the list of the digests of the tests' files."""
 NONCE_LENGTH = 32
 MAX_MESSAGE = 300
 MAX_REASONS = 20
 _PR_SET_DUMPABLE = 4
 _NONCE_S = 1.0
+_WORKER = "PYTEST_XDIST_WORKER"
 _CHILD_S = 10.0
 _NOT_RUNNING_TESTS = {"--version", "-V", "--help", "-h", "--collect-only", "--co", "--fixtures", "--markers"}
 
@@ -71,6 +76,18 @@ class Reporter:
 class CommandReporter(Reporter):
     """The same, with what tells an exit code's worth, and pytest's own way to show failures."""
 
+    def __init__(self, send, witness):
+        """`witness` knows the tests' files (origins.py)."""
+        super().__init__(send)
+        self._witness = witness
+
+    def pytest_collection_finish(self, session):
+        """What is about to run, and what of it is not the tests' own."""
+        super().pytest_collection_finish(session)
+        for item in self._witness.changed(session.items):
+            event = {"id": item.nodeid, "when": "collect", "outcome": "failed", "expected": False, "where": ""}
+            self._send({**event, "message": "its file was changed before it was loaded"})
+
     def pytest_configure(self, config):
         """Leave everything as it is."""
 
@@ -79,15 +96,9 @@ class CommandReporter(Reporter):
         if not report.passed:
             self._send({**_seen(report), "when": "collect"})
 
-    def pytest_runtest_makereport(self, item, call):
-        """What a phase ended with, before pytest makes a report of it."""
-        self._raised = type(call.excinfo.value).__name__ if call.excinfo else ""
-
     def pytest_runtest_logreport(self, report):
         """A phase of a test."""
-        # A test that was marked before it ran is expected to fail in any way but by `pytest.xfail`.
-        marked = hasattr(report, "wasxfail") and getattr(self, "_raised", "") != "XFailed"
-        self._send({**_seen(report), "when": report.when, "marked": marked})
+        self._send({**_seen(report), "when": report.when})
 
     def pytest_sessionfinish(self, session, exitstatus):
         """How pytest would end."""
@@ -107,32 +118,44 @@ def _seen(report):
         "where": str(where),
         "message": message,
         "expected": hasattr(report, "wasxfail"),
-        "marked": False,
+        "of_tests": getattr(report, "of_tests", False),
+        "is_raised": getattr(report, "is_raised", True),
     }
 
 
-_reporter = None
+_plugins, _of_worker = [], []
 
 
 def pytest_addoption(parser):
     """Begin; this is the first hook of a plugin named with `-p`, before any conftest is imported."""
-    global _reporter
     command = os.environ.get(COMMAND)
+    if command == "off" and _WORKER in os.environ:
+        _of_worker.append(_witness())  # of pytest-xdist, whose reports come to the process that has the reporter
     if command == "off" or (command and _NOT_RUNNING_TESTS.intersection(sys.argv)):
         return
     os.write(2, READY + b"\n")
     if command:
-        _reporter = CommandReporter(_under_command())
+        witness = _witness()
+        _plugins.extend([CommandReporter(_under_command(), witness), witness])
         return
     os.unlink(__file__)  # noqa: PTH108
     nonce = os.environ.pop(NONCE, "").encode()
-    _reporter = Reporter(_apart(nonce) if nonce else _together())
+    _plugins.append(Reporter(_apart(nonce) if nonce else _together()))
 
 
 def pytest_configure(config):
     """Listen, from here on: what comes before tells nothing of a test."""
-    if _reporter is not None:
-        config.pluginmanager.register(_reporter)
+    plugins = [*_plugins, *(_of_worker if hasattr(config, "workerinput") else ())]
+    _plugins.clear()  # a pytest that a test runs in this process has nothing to report
+    for plugin in plugins:
+        config.pluginmanager.register(plugin)
+
+
+def _witness():
+    """What tells the tests' own skips from others; made before any conftest is imported."""
+    origins = importlib.import_module(__name__ + ORIGINS)
+    with open(os.path.splitext(__file__)[0] + TESTS, encoding="utf-8") as file:  # noqa: PTH122, PTH123
+        return origins.Witness(json.load(file))
 
 
 def _apart(nonce):
@@ -247,16 +270,16 @@ def judge(events):
     tests = [event for event in events if event["when"] in ("collect", "setup", "call", "teardown")]
     for event in tests:
         name, outcome = event["id"], event["outcome"]
-        is_foreign = outcome == "skipped" and not event["marked"] and not _is_of_tests(event["where"], name)
+        is_foreign = outcome != "failed" and (outcome == "skipped" or event["expected"]) and not event["of_tests"]
         if outcome == "failed" or is_foreign:
             found[name] = False
             reasons.append(": ".join([name, outcome + " in " + event["when"], event["message"]]))
         if is_foreign:
             problem = problem or name + " was skipped by what it tests, " + event["where"]
-        elif event["expected"] and outcome != "failed":
+        elif event["expected"] and outcome != "failed" and not event["is_raised"]:
             found.setdefault(name, True)  # as for pytest
         elif outcome == "skipped":
-            skipped.add(name)
+            skipped.add(name)  # an expected failure, too, that says no more of the solution than a skip
         elif outcome == "passed" and event["when"] == "call":
             found.setdefault(name, True)
     collected = {name for event in events if event["when"] == "collected" for name in event["ids"]}
@@ -270,16 +293,6 @@ def judge(events):
         problem = problem or "tests failed, and pytest would have ended with 0"
     status = (statuses or [1])[-1] or int(bool(problem))
     return {"found": found, "reasons": reasons[:MAX_REASONS], "problem": problem, "status": status}
-
-
-def _is_of_tests(path, node_id):
-    """Whether a file is one of tests, or of what is installed: code that is tested has no say in what is skipped."""
-    parts = os.path.realpath(path).replace("\\", "/").split("/")
-    name = parts[-1]
-    if {"test", "tests", "site-packages", "dist-packages", "unittest", "_pytest"}.intersection(parts[:-1]):
-        return True
-    own = node_id.split("::", 1)[0].replace("\\", "/").split("/")[-1]
-    return name == own or name == "conftest.py" or name.startswith("test_") or name.endswith("_test.py")
 
 
 def _set_dumpable(dumpable):

@@ -45,11 +45,42 @@ def receive_exactly(sock: socket.socket, num_bytes: int) -> bytes:
     return bytes(chunks)
 
 
+class Body:
+    """A frame's body that has not been read yet: a child that is forked meanwhile never holds it."""
+
+    def __init__(self, sock: socket.socket, num_bytes: int) -> None:
+        """It is what comes next on a blocking socket."""
+        self._sock, self._left = sock, num_bytes
+
+    def __len__(self) -> int:
+        """How many bytes are still to come."""
+        return self._left
+
+    def read(self) -> bytes:
+        """All of it; nothing the second time.
+
+        Raises:
+            ConnectionError: the other side hung up.
+        """
+        num_bytes, self._left = self._left, 0
+        return receive_exactly(self._sock, num_bytes)
+
+
 def receive(sock: socket.socket) -> tuple[dict[str, Any], bytes, int]:
     """Read one frame from a blocking socket.
 
     Returns:
         Header, body, and the file descriptor that came along, which no other program inherits; -1 if none did.
+
+    Raises:
+        ConnectionError: the other side hung up.
+    """
+    header, body, fd = receive_header(sock)
+    return header, body.read(), fd
+
+
+def receive_header(sock: socket.socket) -> tuple[dict[str, Any], Body, int]:
+    """The same, but for the body, which is to be read before the next frame.
 
     Raises:
         ConnectionError: the other side hung up.
@@ -60,8 +91,7 @@ def receive(sock: socket.socket) -> tuple[dict[str, Any], bytes, int]:
     for fd in fds:
         os.set_inheritable(fd, False)
     header, body = _lengths(start + receive_exactly(sock, _LENGTHS.size - len(start)))
-    raw = receive_exactly(sock, header + body)
-    return json.loads(raw[:header]), raw[header:], fds[0] if fds else -1
+    return json.loads(receive_exactly(sock, header)), Body(sock, body), fds[0] if fds else -1
 
 
 async def exchange(

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from envs.sandbox.frames import Body
 from envs.sandbox.limits import WATCH_INTERVAL_S, MemoryWatch
 
 IGNORED = (signal.SIGINT, signal.SIGPIPE, signal.SIGXFSZ)
@@ -276,14 +277,14 @@ class Watch:
 
 
 def run_program(
-    inside: Inside, run: Callable[[], None], stdin: bytes, timeout_s: float, cap: int, channel: int = -1
+    inside: Inside, run: Callable[[], None], stdin: Body, timeout_s: float, cap: int, channel: int = -1
 ) -> Result:
     """Run one program to its end. Processes that it leaves behind stay, unless the deadline passed.
 
     Args:
         inside: the sandbox.
         run: as of `spawn`.
-        stdin: what the program can read.
+        stdin: what the program can read; it comes out of its pipe, and from nowhere else in its memory.
         timeout_s: at this deadline it is killed with everything that it started.
         cap: bytes of output to keep.
         channel: file descriptor that becomes 0 and 1 instead, if it is not -1; it is closed here.
@@ -292,23 +293,23 @@ def run_program(
     read_end, write_end = os.pipe2(os.O_CLOEXEC)
     os.set_blocking(read_end, False)
     if channel >= 0:
-        stdin, stdin_read, stdin_write = b"", channel, -1
+        stdin_read, stdin_write = channel, -1
     else:
         stdin_read, stdin_write = os.pipe2(os.O_CLOEXEC) if stdin else (os.open("/dev/null", os.O_RDONLY), -1)
     try:
         pid = spawn(inside, run, stdin_read, write_end, inside.workdir, channel if channel >= 0 else None)
     except OSError as e:
-        for fd in (read_end, write_end, stdin_read, *([stdin_write] if stdin else ())):
+        for fd in (read_end, write_end, stdin_read, *([stdin_write] if stdin_write >= 0 else ())):
             os.close(fd)
         return Result(126, f"cannot fork: {e.strerror}\n".encode())
     os.close(write_end)
     os.close(stdin_read)
-    if stdin:
+    if stdin_write >= 0:
         os.set_blocking(stdin_write, False)
     ended = os.pidfd_open(pid)
     try:
         watch = Watch(inside, read_end, cap, timeout_s, keep)
-        watch.wait(ended, (stdin_write, stdin) if stdin else None)
+        watch.wait(ended, (stdin_write, stdin.read()) if stdin_write >= 0 else None)
         select.select([ended], [], [], GRACE_S)
         code = reap(pid)
         return watch.result(128 + signal.SIGKILL if code is None else code)

@@ -142,3 +142,41 @@ def test_without_tests_only_what_would_be_imported_in_the_runners_place_is_undon
     final = {**BASE, "test_main.py": b"mine", "conftest.py": b"mine", "Makefile": b"mine"}
     forged = {"pytest.py": b"", "json.py": b"", "x.pth": b"", "e.dist-info/entry_points.txt": b"", ".git/config": b""}
     assert clean_state(Task("t", "", BASE, {}), final | forged, tests=False) == final
+
+
+@pytest.mark.parametrize(
+    ("path", "command"),
+    [
+        ("backend/pytest.py", "cd backend && python3 -m pytest -q tests"),
+        ("backend/pytest.py", "sh backend/check.sh"),
+        ("backend/_pytest/__init__.py", "sh check.sh"),
+        ("backend/json.py", "cd backend && python3 -m pytest"),
+        ("src/pluggy.py", "PYTHONPATH=src python3 -m pytest"),
+        ("src/random.py", "PYTHONPATH=$PWD/src:$PYTHONPATH python3 -m pytest"),
+        ("shop/pytest.py", "(cd ./shop/; python3 -m pytest)"),
+        ("shop/queue.py", "cd /work/shop && python3 -m pytest"),
+        ("lib/json.py", "pytest"),
+        ("new/unittest/__init__.py", "make -C new"),
+        ("api/json.py", "pytest"),
+        ("api/py.py", "pytest"),
+    ],
+)
+def test_what_would_hide_a_runner_from_a_folder_is_left_out(path, command):
+    base = {"backend/main.py": b"", "shop/__init__.py": b"", "tools/run.sh": b"cd tools\n"}
+    base |= {"pyproject.toml": b"[tool.pytest.ini_options]\npythonpath = ['lib']\n"}
+    task = Task("t", "", base, {"api/test_api.py": b"hidden"})
+    assert path not in clean_state(task, {**base, path: b"forged"}, command=command)
+
+
+@pytest.mark.parametrize("path", ["shop/queue.py", "shop/coverage.py", "shop/six/a.py", "new/json.py", "attr/new.py"])
+def test_a_package_may_have_modules_with_the_names_of_others(path):
+    base = {"shop/__init__.py": b"", "attr/__init__.py": b"", "main.py": b""}
+    task = Task("t", "", base, {"test_it.py": b"hidden"})
+    assert path in clean_state(task, {**base, path: b"mine"}, command="python3 -m pytest --cov=shop tests")
+
+
+@pytest.mark.parametrize(
+    "path", ["tox.toml", "manage.py", ".cargo/config.toml", ".mvn/jvm.config", "gradlew", ".tox/x"]
+)
+def test_what_other_runners_read_is_restored(path):
+    assert path not in clean_state(TASK, {**BASE, path: b"forged"})

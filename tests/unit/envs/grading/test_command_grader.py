@@ -65,11 +65,23 @@ def test_the_command_runs_on_the_agents_files_with_the_tasks_tests(image):
 
 def test_what_is_alike_is_left_alone():
     backend = ImageBackend({"base": BASE})
-    grade(task("true", {"more.py": b"m\n"}), {**BASE, "main.py": b"x = 2\n"}, backend=backend)
+    grade(task("false", {"more.py": b"m\n"}), {**BASE, "main.py": b"x = 2\n"}, backend=backend)
     [sandbox] = backend.started
-    supervisor, *written = sorted(sandbox.written)
+    supervisor, origins, digests, *written = sorted(sandbox.written)
     assert re.fullmatch(r"/tmp/[0-9a-f]{32}/_report_[0-9a-f]{16}\.py", supervisor)
+    name = supervisor.removesuffix(".py")
+    assert (origins, digests) == (f"{name}_origins.py", f"{name}_tests.json")
     assert written == ["main.py", "more.py"]
+
+
+def test_where_pytest_runs_under_a_supervisor_a_solution_without_one_has_no_reward():
+    command = 'if grep -q "x = 1" main.py; then echo composer-grading-ready; exit 1; fi'
+    backend, grader = ImageBackend({"base": BASE}), CommandGrader()
+    for num_started in (2, 3):  # the base state is asked once
+        verdict = grade(task(command), {**BASE, "main.py": b"x = 2\n"}, grader, backend)
+        assert verdict.score == 0.0 and "did not run under its supervisor" in verdict.details["reason"]
+        assert len(backend.started) == num_started
+    assert grade(task("true"), {**BASE, "main.py": b"x = 2\n"}, grader, backend).score == 1.0
 
 
 def test_a_patch_that_adds_and_removes_files():

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from envs.grading.reporter import COMMAND, judge
+from envs.grading.reporter import judge
 
-REPORTER = Path(__file__).parents[4] / "envs" / "grading" / "reporter.py"
-NONCE = b"0123456789abcdef0123456789abcdef"
+sys.path.insert(0, str(Path(__file__).parent))
+from supervised_pytest import run  # noqa: E402
 
 
 def event(name: str, outcome: str = "passed", when: str = "call", where: str = "", **more):
-    seen = {"message": "", "expected": False, "marked": False}
+    seen = {"message": "", "expected": False, "of_tests": True, "is_raised": True}
     return {"id": name, "outcome": outcome, "when": when, "where": where, **seen, **more}
 
 
@@ -43,19 +40,26 @@ A, B = event("t.py::a"), event("t.py::b")
         (events(A, event("t.py::b", "skipped", "setup", "/w/t.py")), {"t.py::a": True}, "", 0),
         (events(A, event("t.py::b", "skipped", "call", "/w/tests/helper.py")), {"t.py::a": True}, "", 0),
         (
-            events(A, event("t.py::b", "skipped", "call", "/w/main.py")),
+            events(A, event("t.py::b", "skipped", "call", "/w/main.py", of_tests=False)),
             {"t.py::a": True, "t.py::b": False},
             "t.py::b was skipped by what it tests, /w/main.py",
             1,
         ),
         (
-            events(A, event("t.py::b", "skipped", where="/w/main.py", expected=True, marked=True)),
+            events(A, event("t.py::b", "skipped", where="/w/main.py", expected=True, is_raised=False)),
             {"t.py::a": True, "t.py::b": True},
             "",
             0,
         ),
+        (events(A, event("t.py::b", "skipped", where="/w/t.py", expected=True)), {"t.py::a": True}, "", 0),
         (
-            events(A, event("t.py::b", "skipped", where="/w/main.py", expected=True)),
+            events(A, event("t.py::b", "passed", where="/w/t.py", expected=True, is_raised=False, of_tests=False)),
+            {"t.py::a": True, "t.py::b": False},
+            "t.py::b was skipped by what it tests",
+            1,
+        ),
+        (
+            events(A, event("t.py::b", "skipped", where="/w/main.py", expected=True, of_tests=False)),
             {"t.py::a": True, "t.py::b": False},
             "t.py::b was skipped by what it tests",
             1,
@@ -66,26 +70,6 @@ def test_what_is_believed(seen, found, problem, status):
     report = judge(seen)
     assert report["found"] == found and report["status"] == status
     assert report["problem"].startswith(problem) and bool(report["problem"]) == bool(problem)
-
-
-def run(tmp_path: Path, main: str, test: str, *arguments: str, nonce: bytes = NONCE):
-    """Exit code, report and output of `pytest` in a folder, as a command would start it."""
-    (tmp_path / "plugins").mkdir()
-    (tmp_path / "work").mkdir()
-    (tmp_path / "plugins" / "supervisor_x.py").write_text(REPORTER.read_text())
-    (tmp_path / "work" / "main.py").write_text(main)
-    (tmp_path / "work" / "test_it.py").write_text(test)
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-rA", "-p", "no:cacheprovider", *arguments],
-        cwd=tmp_path / "work",
-        input=nonce,
-        env={**os.environ, COMMAND: "on", "PYTEST_ADDOPTS": "-p supervisor_x", "PYTHONPATH": str(tmp_path / "plugins")},
-        capture_output=True,
-        timeout=60,
-        check=False,
-    )
-    _, found, report = done.stdout.partition(b"\n" + NONCE)
-    return done.returncode, json.loads(report) if found else None, done.stdout.decode() + done.stderr.decode()
 
 
 IMPORTS = "import main\n\n\ndef test_a():\n    assert main.f() == 1\n\n\ndef test_b():\n    pass\n"

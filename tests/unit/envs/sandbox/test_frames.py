@@ -66,3 +66,13 @@ def test_a_file_descriptor_travels_with_a_frame(tmp_path: Path) -> None:
 
 def test_the_layout_of_a_frame() -> None:
     assert frames.pack({"a": 1}, b"xy") == b"\x00\x00\x00\x08\x00\x00\x00\x02" + b'{"a": 1}' + b"xy"
+
+
+def test_a_body_is_read_when_it_is_asked_for_and_once():
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        ours.sendall(frames.pack({"op": "exec"}, b"secret") + frames.pack({"op": "read"}))
+        request, body, fd = frames.receive_header(theirs)
+        assert (request, len(body), fd) == ({"op": "exec"}, 6, -1)
+        assert (body.read(), body.read(), len(body)) == (b"secret", b"", 0)
+        assert frames.receive(theirs) == ({"op": "read"}, b"", -1)

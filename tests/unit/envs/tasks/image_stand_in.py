@@ -22,6 +22,7 @@ class FolderSandbox:
     def __init__(self, files: Mapping[str, bytes]) -> None:
         self.root = Path(tempfile.mkdtemp())
         self.work = self.root / "work"
+        self.workdir = str(self.work)
         self.written: list[str] = []
         for path, content in files.items():
             self._put(path, content)
