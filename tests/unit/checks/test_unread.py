@@ -162,7 +162,7 @@ def test_a_monitor_that_is_off_reads_none_of_its_keys() -> None:
     assert behind | judged == monitor - {"enabled"}
     assert unread(HoneypotsConfig, "kinds", []) == {"places", "share"}
     given = ["effects.history=zero", "off=[history]", "network=true", "honeypots.kinds=[answers]", "judge.url=http://a"]
-    config = apply(compose(), [f"env.monitor.{override}" for override in given])
+    config = apply(compose(), ["env.monitor.enabled=false", *(f"env.monitor.{override}" for override in given)])
     notes = [w for w in check_unread(config) if "while env.monitor.enabled is False" in w]
     assert sorted(w.partition("=")[0].rpartition(".")[2] for w in notes) == [
         "effects",
