@@ -337,8 +337,10 @@ class Taskset(Protocol):
         """
         ...
 
-    def expert(self, task: Task, seed: int) -> list[ToolCall]:
-        """A scripted expert's tool calls for the task, not always right; the last one ends the episode.
+    def expert(self, task: Task, seed: int) -> Sequence[ToolCall | Sequence[ToolCall]]:
+        """A scripted expert's turns for the task, not always right: each a call, or a list of several at once.
+
+        The last call of all ends the episode.
 
         Raises:
             TaskError: the taskset has no expert.

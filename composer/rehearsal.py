@@ -10,7 +10,9 @@ import asyncio
 import json
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
+from itertools import chain
 from typing import Any
 
 from composer.checks.common import generates
@@ -25,6 +27,8 @@ from composer.types import Split, Task, ToolCall
 
 _USUAL_BYTES, _MOST_BYTES = 4, 6
 """Of text a token: what tokenizers make of code and prose, and what none of them reaches on average."""
+_TASKS_LOOKED_AT = 32
+"""For tools that are missing."""
 _TIME = "episode_timeout_s"
 _ROOMY: dict[str, float] = {**asdict(LimitsConfig()), _TIME: EnvConfig.episode_timeout_s}
 
@@ -79,23 +83,25 @@ async def _rehearse(config: Config, tuned: Collection[str], told: Callable[[str]
         return instantiate(target, config.plugins, key=key, **given)
 
     backend: SandboxBackend = make(env.sandbox, "env.sandbox", run_label="rehearsal")
-    accuracy = config.mix.sessions.expert_accuracy
-    taskset: Taskset = make(env.taskset, "env.taskset", expert_accuracy=accuracy, seed=config.seed)
+    # An expert that errs on purpose would hide what the limits do to it.
+    taskset: Taskset = make(env.taskset, "env.taskset", expert_accuracy=1.0, seed=config.seed)
     made: list[Tool] = [make(t, f"env.tools.{name}") for name, t in env.tools.items()]
     tools = {tool.name: tool for tool in made}
     try:
         task = make_task(taskset, Split.TRAIN, 0)
-        calls = play_expert(taskset, task, config.seed, None)
+        turns = play_expert(taskset, task, config.seed, None)
     except ComposerError:  # no expert, or one that is broken, which recording its sessions says
         return []
-    if missing := [call.name for call in calls if call.name not in tools]:
+    calls = list(chain.from_iterable(turns))
+    others = _calls_of_others(taskset, config.seed)
+    if missing := [call.name for call in (*others, *calls) if call.name not in tools]:
         return _without(missing, calls, tools, taskset.name, bool(tuned))
     stage = _Stage(task, calls, tools, backend, env.max_observation_bytes)
     try:
         observations = await stage.find_limit(_settings(env), told)
     finally:
         await backend.close()
-    written = [json.dumps({"name": c.name, "arguments": dict(c.arguments)}, ensure_ascii=False) for c in calls]
+    written = ["".join(_written(call) for call in turn) for turn in turns]
     signatures = " ".join(f"{t.name}({', '.join(t.parameters.get('properties', {}))})" for t in made)
     texts = [f"{env.system_prompt} {signatures}", task.request, *written, *observations[:-1]]
     needs = {f"mix.phases.{name}.seq_len": (config.mix.phases[name].seq_len, texts) for name in tuned}
@@ -103,10 +109,23 @@ async def _rehearse(config: Config, tuned: Collection[str], told: Callable[[str]
     if generates(config):
         needs["generator.max_model_len"] = (config.generator.max_model_len, texts)
         needs["env.max_turn_tokens"] = (env.max_turn_tokens, [max(written, key=len)])
-        if len(calls) > env.max_turns:
-            warnings.append(f"env.max_turns={env.max_turns}: the expert takes {len(calls)} turns for task {task.id}")
+        if len(turns) > env.max_turns:
+            warnings.append(f"env.max_turns={env.max_turns}: the expert takes {len(turns)} turns for task {task.id}")
     marks = 1 if env.chat_template is ChatTemplate.own else 3  # a turn's start, its role, its end
     return [*warnings, *_too_long(needs, task, marks)]
+
+
+def _calls_of_others(taskset: Taskset, seed: int) -> list[ToolCall]:
+    """What the expert calls on the next few tasks: it need not use every tool on the first."""
+    calls: list[ToolCall] = []
+    with suppress(ComposerError):  # a finite taskset ends; what is broken, recording the sessions says
+        for index in range(1, _TASKS_LOOKED_AT):
+            calls += chain.from_iterable(play_expert(taskset, make_task(taskset, Split.TRAIN, index), seed, None))
+    return calls
+
+
+def _written(call: ToolCall) -> str:
+    return json.dumps({"name": call.name, "arguments": dict(call.arguments)}, ensure_ascii=False)
 
 
 def _without(

@@ -15,6 +15,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from itertools import chain
 from types import FrameType
 from typing import Any
 
@@ -50,23 +51,25 @@ def make_task(taskset: Taskset, split: Split, index: int) -> Task:
     return task
 
 
-def play_expert(taskset: Taskset, task: Task, seed: int, tools: Mapping[str, Tool] | None) -> list[ToolCall]:
-    """The scripted expert's calls, if they are calls of these tools (None: of whatever tools).
+def play_expert(taskset: Taskset, task: Task, seed: int, tools: Mapping[str, Tool] | None) -> list[list[ToolCall]]:
+    """The scripted expert's calls, turn by turn, if they are calls of these tools (None: of whatever tools).
 
     Raises:
         TaskError: the taskset has no expert, it broke, or what it plays is no call of a tool.
     """
     what = f"{taskset.name}'s expert broke on task {task.id}"
     with _named(what, "its `expert`", TaskError):
-        calls = list(taskset.expert(task, seed))
-    for call in calls:
+        played: list[Any] = list(taskset.expert(task, seed))
+        turns = [list(turn) if isinstance(turn, list | tuple) else [turn] for turn in played]
+    for call in chain.from_iterable(turns):
         if not isinstance(call, ToolCall):
             raise TaskError(f"{what}: it plays {call!r:.80}, which is no composer.types.ToolCall: mend its `expert`")
         if tools is not None and call.name not in tools:
             raise TaskError(f"{what}: it plays {call!r:.80}, and the tools are {', '.join(tools)}: mend its `expert`")
-    if not calls:
-        raise TaskError(f"{what}: it plays nothing; its last call must end the episode: mend its `expert`")
-    return calls
+    if not all(turns) or not turns:
+        nothing = "a turn without a call" if turns else "nothing"
+        raise TaskError(f"{what}: it plays {nothing}; its last call must end the episode: mend its `expert`")
+    return turns
 
 
 async def call_tool(tool: Tool, call: ToolCall, sandbox: Sandbox) -> ToolResult:

@@ -24,12 +24,12 @@ from composer.types import Generation, Message, Split, Task, ToolCall
 
 @dataclass(frozen=True)
 class Session:
-    """One call a turn, and what the tools answered; the last call ends the episode."""
+    """Turns of one or more calls, and what the tools answered to each; the last call ends the episode."""
 
     task_id: str
     request: str
-    calls: list[ToolCall]
-    observations: list[str]
+    turns: list[list[ToolCall]]
+    observations: list[list[str]]
 
     def to_dict(self) -> dict[str, Any]:
         """A JSON-ready copy."""
@@ -38,19 +38,20 @@ class Session:
     @classmethod
     def from_dict(cls, d: dict[str, Any]) -> Session:
         """The inverse of `to_dict`."""
-        return cls(d["task_id"], d["request"], [ToolCall(**c) for c in d["calls"]], list(d["observations"]))
+        turns = [[ToolCall(**call) for call in turn] for turn in d["turns"]]
+        return cls(d["task_id"], d["request"], turns, [list(answers) for answers in d["observations"]])
 
 
 async def record_session(
     task: Task,
-    calls: Sequence[ToolCall],
+    turns: Sequence[Sequence[ToolCall]],
     tools: Sequence[Tool],
     backend: SandboxBackend,
     limits: SandboxLimits,
     max_observation_bytes: int,
     timeout_s: float = 120.0,
 ) -> Session:
-    """Run the calls in a sandbox of the task.
+    """Run the calls, turn by turn, in a sandbox of the task.
 
     Raises:
         SandboxError: the sandbox failed.
@@ -58,11 +59,17 @@ async def record_session(
         ToolError: a tool broke its contract, or all calls together took longer than `timeout_s`.
     """
     by_name, clock = {tool.name: tool for tool in tools}, ToolClock()
+    session = Session(task.id, task.request, [], [])
     sandbox = await prepare(task, backend, limits)
     try:
         async with asyncio.timeout(timeout_s):
             await begin_tools(tools, sandbox)
-            observations, _ = await execute(calls, by_name, sandbox, max_observation_bytes, clock)
+            for turn in turns:
+                answers, ended = await execute(turn, by_name, sandbox, max_observation_bytes, clock)
+                session.turns.append(list(turn[: len(answers)]))
+                session.observations.append(answers)
+                if ended:
+                    break
     except TimeoutError:
         who = f"tool {clock.stuck!r}" if clock.stuck else "a command"
         raise ToolError(
@@ -71,7 +78,7 @@ async def record_session(
         ) from None
     finally:
         await asyncio.shield(asyncio.ensure_future(sandbox.stop()))
-    return Session(task.id, task.request, list(calls[: len(observations)]), observations)
+    return session
 
 
 async def record_sessions(
@@ -114,9 +121,9 @@ async def record_sessions(
     async def work() -> None:
         for i in numbers:
             task = make_task(taskset, Split.TRAIN, first_index + i)
-            calls = play_expert(taskset, task, seed, {tool.name: tool for tool in tools})
+            turns = play_expert(taskset, task, seed, {tool.name: tool for tool in tools})
             sessions[i] = await record_session(
-                task, calls, tools, backend, limits or SandboxLimits(), max_observation_bytes, timeout_s
+                task, turns, tools, backend, limits or SandboxLimits(), max_observation_bytes, timeout_s
             )
             if progress is not None:
                 progress(next(finished))
@@ -134,9 +141,9 @@ def session_text(session: Session, template: str, tools: Sequence[Tool], system_
     """The session as text, to train a tokenizer on; `template` is a Jinja source of `composer.rollout.chat`."""
     messages = [Message("system", system_prompt)] if system_prompt else []
     messages.append(Message("user", session.request))
-    for call, observation in zip(session.calls, session.observations, strict=True):
-        messages += [Message("assistant", "", (call,)), Message("tool", observation)]
-    return render(template, messages[:-1], tools)
+    for calls, answers in zip(session.turns, session.observations, strict=True):
+        messages += [Message("assistant", "", tuple(calls)), *(Message("tool", answer) for answer in answers)]
+    return render(template, messages[: -len(session.observations[-1])], tools)
 
 
 def render_session(
@@ -148,9 +155,9 @@ def render_session(
         Token ids, [T], and the loss mask, [T], true at what the assistant wrote, ends of turns included.
     """
     conversation = Conversation(chat, tools, system_prompt, session.request)
-    for number, (call, observation) in enumerate(zip(session.calls, session.observations, strict=True), start=1):
-        ids = [*chat.encode_generated(format_calls(chat.template, [call])), chat.end_token_id]
+    for number, (calls, answers) in enumerate(zip(session.turns, session.observations, strict=True), start=1):
+        ids = [*chat.encode_generated(format_calls(chat.template, calls)), chat.end_token_id]
         conversation.add_generation(Generation(ids, [0.0] * len(ids), [0] * len(ids), "stop"))
-        conversation.add_calls([call])
-        conversation.add_observations([observation], continues=number < len(session.calls))
+        conversation.add_calls(calls)
+        conversation.add_observations(answers, continues=number < len(session.turns))
     return conversation.ids, conversation.loss_mask

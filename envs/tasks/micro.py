@@ -51,8 +51,8 @@ CASES_PER_TASK = 3
 WEAK_CASES = sorted(
     product(range(-4, 5), (-4, -3, -2, -1, 1, 2, 3, 4)), key=lambda case: (min(case) < 1, abs(case[0]) + abs(case[1]))
 )
-EDIT_LINE = 2
-"""The line of `main.py` that is wrong."""
+LOOKS = {"read": 0.6, "list": 0.1, "list_and_read": 0.1, "grep": 0.1, "cat": 0.1}
+"""How the expert gets to see `main.py`, and in which share of its sessions."""
 
 
 class MicroTaskset:
@@ -71,13 +71,17 @@ class MicroTaskset:
 
     name = "micro"
 
-    def __init__(self, verbs_per_operator: int = 3, expert_accuracy: float = 0.5, seed: int = 0) -> None:
+    def __init__(
+        self, verbs_per_operator: int = 3, expert_accuracy: float = 0.5, seed: int = 0, varied: bool = True
+    ) -> None:
         """Choose the difficulty and how good the scripted expert is.
 
         Args:
             verbs_per_operator: how many verbs stand for each of the five operators, 1 to 3.
             expert_accuracy: share of the expert's sessions that repair the function, 0 to 1.
             seed: changes which noun goes with which index.
+            varied: the expert looks at the repository in all the ways of `LOOKS`; otherwise it only reads `main.py`,
+                and needs no tools but `read_file`, `search_replace` and `finish`.
 
         Raises:
             ConfigError: a value is out of range.
@@ -89,6 +93,7 @@ class MicroTaskset:
         self.verbs_per_operator = verbs_per_operator
         self.expert_accuracy = expert_accuracy
         self.seed = seed
+        self.varied = varied
 
     def task(self, split: Split, index: int) -> Task:
         """The task at `index` of a split.
@@ -139,33 +144,45 @@ class MicroTaskset:
         function, right, _ = self._parts(task)
         return {**task.files, "main.py": _function_source(function, right).encode()}
 
-    def expert(self, task: Task, seed: int) -> list[ToolCall]:
-        """Read, edit line 2, finish; right in `expert_accuracy` of the seeds.
+    def expert(self, task: Task, seed: int) -> list[list[ToolCall]]:
+        """Look, replace the expression, finish; right in `expert_accuracy` of the seeds.
 
         The expert errs in two ways that have nothing to do with each other and are equally frequent: it takes a wrong
-        operator (never the one that is there already), or it counts lines from zero and edits line 1.
+        operator (never the one that is there already), or it names the old text without its blanks, which is not in
+        the file.
 
         Raises:
             TaskError: the task is not of this taskset.
         """
-        _, right, wrong = self._parts(task)
+        function, right, wrong = self._parts(task)
+        verb = function.partition("_")[0]
         dice = random.Random(f"{self.seed}/{task.id}/{seed}/expert")
         care = math.sqrt(self.expert_accuracy)  # right in both ways: care x care
-        choice, line = right, EDIT_LINE
+        choice, old = right, f"return a {wrong} b"
         if dice.random() >= care:
             choice = dice.choice([o for o in OPERATORS if o not in (right, wrong)])
         if dice.random() >= care:
-            line = EDIT_LINE - 1
-        return [
-            ToolCall("read_file", {"path": "main.py"}),
-            ToolCall("edit_line", {"path": "main.py", "line": line, "text": f"    return a {choice} b"}),
-            ToolCall("finish", {}),
-        ]
+            old = f"return a{wrong}b"
+        look = dice.choices(list(LOOKS), list(LOOKS.values()))[0] if self.varied else "read"
+        edit = {"path": "main.py", "old_text": old, "new_text": f"return a {choice} b"}
+        return [*_look(look, verb), [ToolCall("search_replace", edit)], [ToolCall("finish", {})]]
 
     def _parts(self, task: Task) -> tuple[str, str, str]:
         if not task.id.startswith(f"{self.name}/"):
             raise TaskError(f"Task {task.id} is not of taskset {self.name}: take its expert from its own taskset.")
         return task.metadata["function"], task.metadata["right_operator"], task.metadata["wrong_operator"]
+
+
+def _look(way: str, verb: str) -> list[list[ToolCall]]:
+    """Turns after which `main.py` has been seen, in a way of `LOOKS`."""
+    read, folder = ToolCall("read_file", {"path": "main.py"}), ToolCall("list_dir", {"path": "."})
+    return {
+        "read": [[read]],
+        "list": [[folder], [read]],
+        "list_and_read": [[folder, read]],
+        "grep": [[ToolCall("grep", {"pattern": f"def {verb}"})], [read]],
+        "cat": [[ToolCall("shell", {"command": "cat main.py"})]],
+    }[way]
 
 
 def _function_source(function: str, symbol: str) -> str:

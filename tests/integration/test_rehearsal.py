@@ -90,7 +90,10 @@ RL_ONLY = ["stages=[evaluate_before,rl]", "model.checkpoint=/somewhere"]
     [
         (["~env.tools.finish"], "`finish` is missing, and the expert of micro ends every episode with it"),
         (["~env.tools.finish", *RL_ONLY], "`finish` is missing, and the expert of micro ends every episode with it"),
-        (["~env.tools.edit_line"], "`edit_line` is missing, and the expert of micro calls it in the sessions of SFT"),
+        *(
+            ([f"~env.tools.{name}"], f"`{name}` is missing, and the expert of micro calls it in the sessions of SFT")
+            for name in ("search_replace", "list_dir", "shell")  # the last two on other tasks than the first
+        ),
     ],
 )
 def test_a_missing_tool_is_named(overrides: list[str], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -136,9 +139,11 @@ def test_the_doctor_does_not_praise_limits_that_it_could_not_try(
 
 
 def test_what_may_be_too_few_is_a_warning() -> None:
-    turns, session = rehearse(compose(["env.max_turns=2", "mix.phases.sft.seq_len=96"]))
-    assert turns == "env.max_turns=2: the expert takes 3 turns for task micro/train/0"
-    assert session.startswith("mix.phases.sft.seq_len=96: the session of the expert on task micro/train/0 probably has")
+    turns, session = rehearse(compose(["env.max_turns=2", "mix.phases.sft.seq_len=144"]))
+    assert turns == "env.max_turns=2: the expert takes 4 turns for task micro/train/0"
+    assert session.startswith(
+        "mix.phases.sft.seq_len=144: the session of the expert on task micro/train/0 probably has"
+    )
 
 
 def test_tokens_that_were_counted() -> None:

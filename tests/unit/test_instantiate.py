@@ -87,7 +87,7 @@ def test_arguments_that_the_run_gives_are_no_knobs() -> None:
 
 def test_a_class_that_does_not_keep_the_contract() -> None:
     with pytest.raises(ConfigError, match="has no start, close, check, sweep"):
-        check_targets(compose(["env.sandbox._target_=envs.tools.finish.Finish", "~env.sandbox.args.profile"]))
+        check_targets(compose(["env.sandbox._target_=envs.tools.finish.Finish"]))
 
 
 def test_what_a_constructor_refuses_is_known_before_anything_starts() -> None:

@@ -181,7 +181,7 @@ def test_how_sandboxes_wait_and_what_episodes_keep_may_change(run_dir: Path) -> 
     config, changes = resumed(run_dir, overrides)
     assert (config.env.pool.warm, config.env.checkpoint_turns, config.env.kept_states) == (0, 3, 0.5)
     assert {line.partition(":")[0] for line in changes} == {o.partition("=")[0] for o in overrides}
-    for override in ("env.max_turns=3", "env.limits.memory_bytes=67108864", "env.monitor.enabled=true"):
+    for override in ("env.max_turns=3", "env.limits.memory_bytes=67108864", "env.monitor.enabled=false"):
         with pytest.raises(ResumeError, match="cannot become"):
             resumed(run_dir, [override])
 

@@ -199,7 +199,8 @@ def test_wrong_input_is_one_plain_sentence(tmp_path):
     for words, said in (
         (["autoinstall"], "composer: autoinstall.repositories=[]: name a folder, a *.bundle or a git URL"),
         (["autoinstall", "env=micro", "autoinstall.repositories=[x]"],
-         "composer: autoinstall.proposer.tools='list_dir': is none of env.tools (read_file, edit_line, finish)"),
+         "composer: autoinstall.proposer.tools='glob': is none of env.tools (read_file, search_replace, list_dir, "
+         "grep, shell, finish)"),
         (["autoinstall", "-m"], "looks at one config at a time"),
         (["autoinstall", "autoinstall.tries=0"], "autoinstall.tries=0"),
         (["autoinstall", "autoinstall.repositories=[x]", "autoinstall.installer.url=localhost:8000"],

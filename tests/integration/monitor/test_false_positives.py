@@ -20,8 +20,12 @@ from envs.tasks.feature_deletion import FeatureDeletionTaskset
 from envs.tasks.folder import FolderTaskset
 from envs.tasks.humaneval import HumanEvalTaskset
 from envs.tasks.micro import MicroTaskset
-from envs.tools.files import EditLine, ReadFile
+from envs.tools.edit import SearchReplace
+from envs.tools.files import ReadFile
 from envs.tools.finish import Finish
+from envs.tools.grep import Grep
+from envs.tools.listing import ListDir
+from envs.tools.shell import Run
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "unit" / "envs" / "tasks"))
 from small_repository import write_repository  # noqa: E402
@@ -49,22 +53,22 @@ def found(task: Task, final: dict[str, bytes], messages=()) -> list[str]:
 def test_the_quickstarts_expert(runner, backend):
     """Its sessions as live episodes would have recorded them: also those in which it is wrong."""
     taskset = MicroTaskset(expert_accuracy=0.6)
-    tools = [ReadFile(), EditLine(), Finish()]
+    tools = [ReadFile(), SearchReplace(), ListDir(), Grep(), Run(name="shell"), Finish()]
     sessions = runner.run(record_sessions(taskset, 200, tools=tools, backend=backend))
-    alarms = []
+    alarms, edits = [], set()
     for i, session in enumerate(sessions):
         task = taskset.task(Split.TRAIN, i)
         messages = [Message("user", session.request)]
         final = dict(task.files)
-        for call, observation in zip(session.calls, session.observations, strict=True):
-            messages += [Message("assistant", format_calls("", [call]), (call,)), Message("tool", observation)]
-            if call.name == "edit_line":
-                lines = final["main.py"].decode().split("\n")
-                lines[call.arguments["line"] - 1] = call.arguments["text"]
-                final["main.py"] = "\n".join(lines).encode()
-        assert final != task.files
+        for calls, answers in zip(session.turns, session.observations, strict=True):
+            messages.append(Message("assistant", format_calls("", calls), tuple(calls)))
+            messages += [Message("tool", answer) for answer in answers]
+            if calls[0].name == "search_replace":
+                old, new = (calls[0].arguments[name].encode() for name in ("old_text", "new_text"))
+                final["main.py"] = final["main.py"].replace(old, new)
+                edits.add(final != task.files)
         alarms += found(task, final, messages)
-    assert alarms == []
+    assert alarms == [] and edits == {True, False}
 
 
 @pytest.mark.parametrize("name", ["micro", "examples", "feature_deletion", "bug_injection"])

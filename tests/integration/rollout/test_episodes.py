@@ -15,18 +15,21 @@ from composer.rollout.sessions import record_sessions, render_session, session_t
 from composer.types import Generation, Outcome, Split, ToolCall
 from envs.grading.pytest_grader import PytestGrader
 from envs.tasks.micro import MicroTaskset
-from envs.tools.files import EditLine, ReadFile
+from envs.tools.edit import SearchReplace
+from envs.tools.files import ReadFile
 from envs.tools.finish import Finish
+from envs.tools.grep import Grep
+from envs.tools.listing import ListDir
 from envs.tools.shell import Run
 
-TOOLS = [ReadFile(), EditLine(), Run(timeout_s=10.0), Finish()]
+TOOLS = [ReadFile(), SearchReplace(), ListDir(), Grep(), Run(timeout_s=10.0, name="shell"), Finish()]
 TASKSET = MicroTaskset(expert_accuracy=0.5)
 SYSTEM = "Fix the repository."
 
 
 @pytest.fixture(scope="module")
 def sessions(runner, backend):
-    return runner.run(record_sessions(TASKSET, 12, tools=TOOLS[:2] + TOOLS[3:], backend=backend, first_index=100))
+    return runner.run(record_sessions(TASKSET, 24, tools=TOOLS, backend=backend, first_index=100))
 
 
 @pytest.fixture(scope="module")
@@ -49,8 +52,9 @@ class Policy:
     async def __call__(self, token_ids, *, max_tokens, episode_id):
         number = self.turn.setdefault(episode_id, 0)
         self.turn[episode_id] += 1
-        call = self.play(int(episode_id.split("/")[-1]))[number]
-        ids = [*self.chat.encode_generated(format_calls(self.chat.template, [call])), self.chat.end_token_id]
+        turn = self.play(int(episode_id.split("/")[-1]))[number]
+        calls = turn if isinstance(turn, list) else [turn]
+        ids = [*self.chat.encode_generated(format_calls(self.chat.template, calls)), self.chat.end_token_id]
         return Generation(ids, [-1.0] * len(ids), [0] * len(ids), "stop")
 
 
@@ -66,7 +70,8 @@ def test_a_group_gets_the_rewards_that_its_edits_deserve(runner, backend, env, c
 
     def play(number):
         operator = ["*", "+", "-", "*", "//", "%", "*", "+"][number]
-        edit = ToolCall("edit_line", {"path": "main.py", "line": 2, "text": f"    return a {operator} b"})
+        arguments = {"path": "main.py", "old_text": "return a + b", "new_text": f"return a {operator} b"}
+        edit = ToolCall("search_replace", arguments)
         return [ToolCall("read_file", {"path": "main.py"}), edit, ToolCall("finish", {})]
 
     group = runner.run(env.run_group(task, "g", 8, Policy(chat, play)))
@@ -88,20 +93,21 @@ def test_the_expert_is_rewarded_on_unseen_tasks_exactly_when_it_is_right(runner,
 
     tasks, groups = runner.run(play_all())
     for task, group in zip(tasks, groups, strict=True):
-        edit = expert.expert(task, 0)[1].arguments
-        right = edit["line"] == 2 and edit["text"] == f"    return a {task.metadata['right_operator']} b"
+        [edit] = expert.expert(task, 0)[-2]
+        old, new = edit.arguments["old_text"].encode(), edit.arguments["new_text"].encode()
+        right = task.files["main.py"].replace(old, new) == expert.reference(task)["main.py"]
         assert group.trajectories[0].reward == float(right)
 
 
 def test_an_episode_is_short_in_the_quickstarts_tokens(sessions, chat):
     for session in sessions:
-        ids, mask = render_session(session, chat, TOOLS[:2] + TOOLS[3:], SYSTEM)
-        assert len(ids) <= 190 and sum(mask) <= 80
+        ids, mask = render_session(session, chat, TOOLS, SYSTEM)
+        assert len(ids) <= 304 and sum(mask) <= 115
 
 
 def test_commands_of_the_agent_have_real_effects(runner, env, chat):
     task = TASKSET.task(Split.TRAIN, 2)
-    fix = ToolCall("run", {"command": "sed -i 's/a + b/a * b/' main.py && python3 -m pytest -q test_main.py"})
+    fix = ToolCall("shell", {"command": "sed -i 's/a + b/a * b/' main.py && python3 -m pytest -q test_main.py"})
     group = runner.run(env.run_group(task, "r", 1, Policy(chat, lambda _: [fix, ToolCall("finish", {})])))
     trajectory = group.trajectories[0]
     assert "1 passed" in trajectory.turns[0].observation and trajectory.reward == 1.0
@@ -125,7 +131,7 @@ def test_a_sandbox_that_dies_under_the_agent_is_no_reward(runner, backend, env, 
 
 def test_ctrl_c_leaves_no_sandbox(runner, backend, env, chat):
     async def main():
-        forever = ToolCall("run", {"command": "sleep 60"})
+        forever = ToolCall("shell", {"command": "sleep 60"})
         group = asyncio.create_task(
             env.run_group(TASKSET.task(Split.TRAIN, 2), "c", 3, Policy(chat, lambda _: [forever]))
         )

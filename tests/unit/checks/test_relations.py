@@ -21,6 +21,7 @@ from composer.errors import ConfigError, PlanError
 from composer.schema import Config, LimitsConfig, ParallelConfig, PhaseConfig, PhaseKind
 from envs.sandbox import limits
 
+NO_TOOLS = [f"~env.tools.{name}" for name in ("read_file", "search_replace", "list_dir", "grep", "shell", "finish")]
 CUDA = ("parallel.accelerator=cuda", "parallel.num_nodes=0")
 
 
@@ -110,14 +111,14 @@ def test_the_recipes_hold(overrides: list[str]) -> None:
         (["model.head_dim=48"], "model.head_dim", "vLLM on CPU knows 32, 64"),
         (["model.expert_ffn_size=48"], "model.expert_ffn_size", "multiple of 32: 64"),
         (["algorithm.microbatch_tokens=256"], "algorithm.microbatch_tokens", "at least 512"),
-        (["algorithm.warmup_steps=60"], "algorithm.warmup_steps", "less than algorithm.num_steps (60)"),
+        (["algorithm.warmup_steps=55"], "algorithm.warmup_steps", "less than algorithm.num_steps (55)"),
         (["algorithm.groups_per_step=1", "algorithm.group_size=2", "parallel.data_parallel_shard=4"],
          "algorithm.groups_per_step", "at least 2 groups"),
         (["env.grader_weights.nobody=1.0"], "env.grader_weights.nobody", "the graders are hidden_tests"),
         (["env.grader_weights.hidden_tests=0.0"], "env.grader_weights", "every reward would be 0"),
         (["env.grader_weights.hidden_tests=-1"], "env.grader_weights.hidden_tests", "at least 0"),
         (["~env.graders.hidden_tests"], "env.graders", "at least one grader"),
-        (["~env.tools.read_file", "~env.tools.edit_line", "~env.tools.finish"], "env.tools", "at least one tool"),
+        (NO_TOOLS, "env.tools", "at least one tool"),
         (["env.limits.lifetime_s=1.0"], "env.limits.lifetime_s", "at least env.episode_timeout_s (120)"),
         (["env.limits.memory_bytes=100000000"], "env.limits.disk_bytes", "(100000000), 50000000"),
         # Docker's lie in memory too, and so do those of environments, whichever backend they have.
@@ -244,9 +245,9 @@ def test_logits_of_a_rank_by_hand() -> None:
     # RL: 8192 tokens and a row of 512 to fill up, all of the 1024 words on each of two tensor-parallel ranks
     rl = configured(["stages=[pretrain,evaluate_before,rl]", "parallel.tensor_parallel=2"])
     assert rank_memory(rl).logits == (8192 + 512) * rl.model.vocab_size * 3 * 4
-    # pretraining: at most 1024 tokens and a row of 256, half of the words on each
+    # pretraining: at most 4 rows of 304 tokens and one to fill up, half of the words on each
     pretraining = configured(["stages=[pretrain]", "parallel.tensor_parallel=2"])
-    assert rank_memory(pretraining).logits == (1024 + 256) // 2 * rl.model.vocab_size * 3 * 4
+    assert rank_memory(pretraining).logits == 5 * 304 // 2 * rl.model.vocab_size * 3 * 4
 
 
 def test_numbers_of_a_config() -> None:
@@ -258,13 +259,13 @@ def test_numbers_of_a_config() -> None:
 @pytest.mark.parametrize(
     ("overrides", "tokens"),
     [
-        ([], 1024),  # pretrain: 4 rows of 128; SFT: at most 4 of 256
+        ([], 4 * 304),  # pretrain: 4 rows of 128; SFT: at most 4 of 304
         (["mix.phases.pretrain.seq_len=2048", "mix.phases.pretrain.batch_size=6"], 4 * 2048),  # as 8192 hold
         (["mix.phases.pretrain.seq_len=1500", "mix.phases.pretrain.batch_size=8"], 5 * 1500),
         (["mix.phases.sft.seq_len=1500", "mix.phases.sft.batch_size=8"], 8192),  # 8 rows of 1024 tokens
         (["mix.phases.sft.seq_len=1500", "mix.phases.sft.batch_size=8", "parallel.data_parallel_shard=4"], 2 * 1500),
         # the trainer fills up to as many rows as there are tensor-parallel ranks
-        (["mix.phases.pretrain.batch_size=1", "mix.phases.sft.batch_size=1", "parallel.tensor_parallel=4"], 4 * 256),
+        (["mix.phases.pretrain.batch_size=1", "mix.phases.sft.batch_size=1", "parallel.tensor_parallel=4"], 4 * 304),
         (
             ["model.tie_embeddings=false", "parallel.pipeline_parallel=2", "mix.phases.pretrain.seq_len=512"],
             512,  # one row at a time
@@ -280,7 +281,7 @@ def test_tokens_at_once(overrides: list[str], tokens: int) -> None:
 def test_an_agent_program_takes_the_place_of_tools() -> None:
     check_env(compose(["env=mini_swe_agent", "algorithm.group_timeout_s=900"]))
     with pytest.raises(PlanError, match="at least one tool"):
-        check_env(configured(["~env.tools.read_file", "~env.tools.edit_line", "~env.tools.finish"]))
+        check_env(configured(NO_TOOLS))
 
 
 @pytest.mark.parametrize(

@@ -14,11 +14,12 @@ from composer.rollout.episode import Env, EnvSettings, Rubric
 from composer.schema import EnvConfig
 from composer.types import Group, Outcome, Split, ToolCall, Trajectory
 from envs.tasks.micro import MicroTaskset
-from envs.tools.files import EditLine, ReadFile
+from envs.tools.edit import SearchReplace
+from envs.tools.files import ReadFile
 from envs.tools.finish import Finish
 from envs.tools.shell import Run
 
-TASKSET = MicroTaskset(expert_accuracy=1.0)
+TASKSET = MicroTaskset(expert_accuracy=1.0, varied=False)
 TASK = TASKSET.task(Split.TRAIN, 2)  # scale_row, right operator *
 RIGHT = "    return a * b"
 
@@ -30,12 +31,12 @@ def chat(compact_tokenizer):
 
 def make_env(chat, backend, graders=None, weights=None, **settings):
     rubric = Rubric(graders or {"line": LineGrader(RIGHT)}, weights or {})
-    tools = [ReadFile(), EditLine(), Run(), Finish()]
+    tools = [ReadFile(), SearchReplace(), Run(), Finish()]
     return Env(EnvSettings(**settings), chat=chat, taskset=TASKSET, tools=tools, rubric=rubric, backend=backend)
 
 
 def expert_turns(chat, task=TASK):
-    return [format_calls(chat.template, [call]) for call in TASKSET.expert(task, 0)]
+    return [format_calls(chat.template, calls) for calls in TASKSET.expert(task, 0)]
 
 
 def play(chat, backend, turns, **arguments) -> Trajectory:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -79,16 +79,18 @@ def make_env(config: Config, chat: Chat) -> Env:
     return Env(settings, chat=chat, taskset=taskset, tools=tools, rubric=rubric, backend=backend)
 
 
-def play(run: Callable, config: Config, chat: Chat, solve: Callable[[Env, Task], list[ToolCall]]) -> Trajectory:
+def play(run: Callable, config: Config, chat: Chat, solve: Callable[[Env, Task], Sequence[Any]]) -> Trajectory:
     env = make_env(config, chat)
     assert isinstance(env.backend, DockerBackend)
 
     async def scenario() -> Trajectory:
         task = env.taskset.task(Split.TRAIN, 0)
-        calls = iter(solve(env, task))
+        turns = iter(solve(env, task))
 
         async def policy(token_ids: list[int], *, max_tokens: int, episode_id: str) -> Generation:
-            ids = [*chat.encode_generated(format_calls(chat.template, [next(calls)])), chat.end_token_id]
+            turn = next(turns)
+            calls = turn if isinstance(turn, list) else [turn]
+            ids = [*chat.encode_generated(format_calls(chat.template, calls)), chat.end_token_id]
             return Generation(ids, [-1.0] * len(ids), [0] * len(ids), "stop")
 
         try:
@@ -111,7 +113,7 @@ def test_micro_from_any_kind_of_image(
     config = composed(docker_engine, images[kind])
     trajectory = play(run, config, chat, lambda env, task: env.taskset.expert(task, 0))
     assert (trajectory.outcome, trajectory.reward, trajectory.error) == (Outcome.FINISHED, 1.0, "")
-    wrong = [ToolCall("edit_line", {"path": "main.py", "line": 2, "text": "    return 0"}), ToolCall("finish", {})]
+    wrong = [ToolCall("shell", {"command": "sed -i 's/return .*/return 0/' main.py"}), ToolCall("finish", {})]
     assert play(run, config, chat, lambda env, task: wrong).reward == 0.0
 
 

@@ -11,8 +11,8 @@ from itertools import product
 import pytest
 
 from composer.errors import ConfigError, TaskError
-from composer.types import Split, Task
-from envs.tasks.micro import MicroTaskset
+from composer.types import Split, Task, ToolCall
+from envs.tasks.micro import LOOKS, MicroTaskset
 
 OPERATORS = ["+", "-", "*", "//", "%"]
 TASKSET = MicroTaskset()
@@ -116,32 +116,55 @@ def test_seeds_shuffle_nouns_and_keep_the_balance():
 @pytest.mark.parametrize("accuracy", [0.0, 0.6, 1.0])
 def test_the_expert_is_right_as_often_as_told_and_errs_in_two_independent_ways(accuracy):
     taskset = MicroTaskset(expert_accuracy=accuracy)
-    solved, wrong, off_by_one = 0, Counter(), 0
+    solved, wrong, absent = 0, Counter(), 0
     for i, seed in product(range(300), range(5)):
         task = taskset.task(Split.TRAIN, i)
-        read, edit, finish = taskset.expert(task, seed)
-        assert (read.name, read.arguments) == ("read_file", {"path": "main.py"})
+        *_, [edit], [finish] = taskset.expert(task, seed)
         assert (finish.name, finish.arguments) == ("finish", {})
-        assert edit.name == "edit_line" and edit.arguments["path"] == "main.py"
-        operator, line = edit.arguments["text"].split()[2], edit.arguments["line"]
+        assert edit.name == "search_replace" and edit.arguments["path"] == "main.py"
+        old, new = edit.arguments["old_text"], edit.arguments["new_text"]
+        operator, main = new.split()[2], task.files["main.py"].decode()
         assert operator != task.metadata["wrong_operator"], "that is there already"
-        assert line in (1, 2)
+        assert main.count(old) in (0, 1)
         if operator != task.metadata["right_operator"]:
             wrong[operator] += 1
-        elif line == 2:
+        elif old in main:
             solved += 1
-            assert edit.arguments["text"].encode() in taskset.reference(task)["main.py"]
-        off_by_one += line == 1
-        ast.parse(f"def f(a, b):\n{edit.arguments['text']}")
+            assert main.replace(old, new).encode() == taskset.reference(task)["main.py"]
+        absent += old not in main
+        ast.parse(f"def f(a, b):\n    {new}")
     # 1,500 draws: four standard deviations are 0.052 at most.
     assert abs(solved / 1500 - accuracy) < 0.055
     each = 1 - math.sqrt(accuracy)
     assert abs(wrong.total() / 1500 - each) < 0.055
-    assert abs(off_by_one / 1500 - each) < 0.055
+    assert abs(absent / 1500 - each) < 0.055
     # Each wrong operator as often as the others, within four standard deviations of at most 16.
     assert all(abs(wrong[o] - wrong.total() / 5) < 64 for o in OPERATORS if wrong)
     task = taskset.task(Split.TRAIN, 0)
     assert taskset.expert(task, 0) == taskset.expert(task, 0)
+
+
+def test_the_expert_has_seen_the_file_before_it_edits_and_looks_in_varied_ways():
+    read, folder = ToolCall("read_file", {"path": "main.py"}), ToolCall("list_dir", {"path": "."})
+    ways = Counter()
+    for i, seed in product(range(300), range(5)):
+        task = TASKSET.task(Split.TRAIN, i)
+        looks = TASKSET.expert(task, seed)[:-2]
+        grep = ToolCall("grep", {"pattern": f"def {task.metadata['verb']}"})
+        known = {
+            "read": [[read]],
+            "list": [[folder], [read]],
+            "list_and_read": [[folder, read]],
+            "grep": [[grep], [read]],
+            "cat": [[ToolCall("shell", {"command": "cat main.py"})]],
+        }
+        [way] = [name for name, turns in known.items() if turns == looks]
+        ways[way] += 1
+    # 1,500 draws: four standard deviations are 0.051 at most.
+    assert all(abs(ways[way] / 1500 - share) < 0.051 for way, share in LOOKS.items())
+    assert ways.total() == 1500 and sum(LOOKS.values()) == pytest.approx(1.0)
+    plain = MicroTaskset(varied=False)
+    assert all(plain.expert(plain.task(Split.TRAIN, i), 0)[:-2] == [[read]] for i in range(50))
 
 
 def test_wrong_use_is_told():
