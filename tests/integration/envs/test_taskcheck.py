@@ -103,8 +103,11 @@ class WithImages:
     def __init__(self, backend, images) -> None:
         self.backend, self.images = backend, images
 
-    async def start(self, files, limits, *, image=""):
-        return await self.backend.start({**(self.images[image] if image else {}), **files}, limits)
+    async def start(self, files, limits, *, image="", base=None):
+        return await self.backend.start({**(self.images[image] if image else {}), **files}, limits, base=base)
+
+    async def drop(self, snapshot):
+        await self.backend.drop(snapshot)
 
 
 def write(folder: Path, files: dict[str, str]) -> None:
