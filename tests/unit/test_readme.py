@@ -68,8 +68,21 @@ ELSEWHERE = {
 """Commands that cannot be planned here, and where they are tried."""
 
 
+HARBOR = {
+    f"harbor/{task}/{path}": text
+    for task in ("one", "two", "three", "four")
+    for path, text in {
+        "task.toml": "",
+        "instruction.md": "Write hello.txt.",
+        "environment/Dockerfile": "FROM scratch\n",
+        "tests/test.sh": "echo 1 > /logs/verifier/reward.txt\n",
+    }.items()
+}
+
+
 def filled(text: str) -> list[str]:
-    for placeholder, real in (("<folder>", str(EXAMPLES)), ("<head>", "10.0.0.1"), ("<file>", "x.state")):
+    harbor = ("<Harbor's folder>", "harbor")
+    for placeholder, real in (harbor, ("<folder>", str(EXAMPLES)), ("<head>", "10.0.0.1"), ("<file>", "x.state")):
         text = text.replace(placeholder, real)
     assert "<" not in text, f"{text}: a placeholder without anything that stands for it"
     return shlex.split(text)
@@ -86,6 +99,9 @@ def test_commands_in_prose_are_found() -> None:
 def test_commands_in_prose(line: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Planned as they stand; those that only look at a config have one that composes, with parts that can be made."""
     word, rest = split_command(filled(line)[1:])
+    for path, text in HARBOR.items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_text(text)
     if word in ("run", "plan"):
         assert main(["plan", *rest]) == 0, capsys.readouterr()
         return
