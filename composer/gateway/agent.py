@@ -21,7 +21,7 @@ from composer.errors import GeneratorError, SandboxError, ToolError
 from composer.gateway.channel import RELAY, Channel
 from composer.gateway.exchange import OfferedTool
 from composer.gateway.record import EpisodeRecord
-from composer.gateway.relay import CUT_OFF
+from composer.gateway.relay import CUT_OFF, SETTINGS
 from composer.gateway.server import MODEL, Gateway
 from composer.rollout.chat import Chat
 from composer.rollout.harness import Generate, HarnessLimits, ToolClock
@@ -118,9 +118,9 @@ class ExternalHarness:
                 raise SandboxError(f"env.agent.files: {path!r} cannot be written in the sandbox: {error}") from error
         ours, theirs = socket.socketpair()
         channel = Channel(self.gateway.port, lambda error: record.fail(_unreachable(error)))
-        command = self.relayed(record.request, key)
+        command, settings = self.relayed(record.request, key)
         carrying = asyncio.create_task(channel.carry(ours))
-        running = asyncio.create_task(sandbox.exec(command, channel=theirs, timeout_s=_FOREVER_S))
+        running = asyncio.create_task(sandbox.exec(command, env=settings, channel=theirs, timeout_s=_FOREVER_S))
         ended = asyncio.create_task(record.ended.wait())
         try:
             await asyncio.wait({running, ended}, return_when=asyncio.FIRST_COMPLETED)
@@ -139,8 +139,8 @@ class ExternalHarness:
         finally:
             await _end(running, ended, carrying)
 
-    def relayed(self, request: str, key: str) -> list[str]:
-        """The command that runs in the sandbox."""
+    def relayed(self, request: str, key: str) -> tuple[list[str], dict[str, str]]:
+        """The command that runs in the sandbox, and its variables: unlike a command line, others may not read those."""
         given = {
             "{base_url}": f"http://127.0.0.1:{PORT}",
             "{api_key}": key,
@@ -151,7 +151,7 @@ class ExternalHarness:
             "command": [fill_in(word, given) for word in self.program.command],
             "environment": {name: fill_in(value, given) for name, value in self.program.environment.items()},
         }
-        return ["python3", "-c", RELAY, str(PORT), json.dumps(settings)]
+        return ["python3", "-c", RELAY, str(PORT)], {SETTINGS: json.dumps(settings)}
 
 
 def fill_in(text: str, given: Mapping[str, str]) -> str:

@@ -7,7 +7,8 @@ the standard library, of Python 3.6 on. Frames go both ways:
     kind (1 byte)   connection (4 bytes)   length (4 bytes)   payload
     O opened, D data, C closed by its writer (nothing more comes), X the agent has ended (payload: its exit code)
 
-Arguments: the port, and a JSON object with `command` and `environment`. The agent's output goes to standard error.
+Argument: the port. The variable RELAY_SETTINGS holds a JSON object with `command` and `environment`, and is not handed
+on. The agent's output goes to standard error.
 """
 
 import json
@@ -23,6 +24,7 @@ HEADER = struct.Struct(">cII")
 CHUNK = 2**15
 MAX_CONNECTIONS = 64
 """Of an agent at a time; more wait until one ends."""
+SETTINGS = "RELAY_SETTINGS"
 NOT_STARTED = 127
 CUT_OFF = 120
 """Its own exit code when nobody is at the other end of the channel any more."""
@@ -76,7 +78,7 @@ def start(command, environment):
 
 def main():
     """Carry until the agent has ended, or nobody is at the other end: then the agent is ended."""
-    port, settings = int(sys.argv[1]), json.loads(sys.argv[2])
+    port, settings = int(sys.argv[1]), json.loads(os.environ.pop(SETTINGS))
     listener = socket.socket()
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     listener.bind(("127.0.0.1", port))

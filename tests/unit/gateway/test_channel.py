@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import socket
 import sys
 from collections.abc import AsyncIterator
@@ -65,7 +66,8 @@ async def relay(port: int, command: list[str], channel: Channel) -> str:
     ours, theirs = socket.socketpair()
     settings = json.dumps({"command": command, "environment": {"WORD": "given"}})
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-c", RELAY, str(port), settings),
+        *(sys.executable, "-c", RELAY, str(port)),
+        env=dict(os.environ, RELAY_SETTINGS=settings),
         stdin=theirs.fileno(),
         stdout=theirs.fileno(),
         stderr=asyncio.subprocess.PIPE,
@@ -114,7 +116,10 @@ def test_the_agent_ends_with_the_channel() -> None:
         ours, theirs = socket.socketpair()
         settings = json.dumps({"command": ["sleep", "1000"], "environment": {}})
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-c", RELAY, str(free_port()), settings), stdin=theirs.fileno(), stdout=theirs.fileno()
+            *(sys.executable, "-c", RELAY, str(free_port())),
+            env=dict(os.environ, RELAY_SETTINGS=settings),
+            stdin=theirs.fileno(),
+            stdout=theirs.fileno(),
         )
         theirs.close()
         async with asyncio.timeout(10):
