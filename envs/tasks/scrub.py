@@ -14,6 +14,8 @@ from collections.abc import Mapping
 from functools import cache
 from pathlib import Path, PurePosixPath
 
+from composer.errors import TaskError
+from envs.tasks.files import read_file
 from envs.tasks.trees import MAX_TREE_BYTES, NOT_SOURCES, read_tree
 
 HISTORIES = ("base", "none")
@@ -76,7 +78,10 @@ def read_repository(root: Path, *, within: Path | None = None, max_bytes: int = 
     files = read_tree(root, within=within, ignored=NOT_SOURCES, max_bytes=max_bytes)
     index = root / ".git" / "index"
     if index.is_file() and not index.is_symlink() and not index.parent.is_symlink():
-        files[_INDEX] = index.read_bytes()
+        try:
+            files[_INDEX] = read_file(index, max_bytes)
+        except OSError as error:
+            raise TaskError(f"{index} cannot be read: {error.strerror}.") from None
     return scrub_files(files)
 
 

@@ -103,7 +103,7 @@ def test_an_image_by_name_and_no_solution(tmp_path):
         (HARBOR, {"task.toml": "verifier = 3"}, "task.toml: verifier=3 is no table"),
         (HARBOR, {"task.toml": "[verifier]\ntimeout_sec = -1"}, "its tests' timeout -1 is no number of seconds"),
         (HARBOR, {"task.toml": "[environment]\ndocker_image = 1"}, "task.toml: environment.docker_image=1 is no text"),
-        (HARBOR, {"instruction.md": None}, "instruction.md is no UTF-8 text ("),
+        (HARBOR, {"instruction.md": None}, "instruction.md cannot be read (No such file"),
         (HARBOR, {"instruction.md": "\n"}, "instruction.md is empty"),
         (HARBOR, {"tests/test.sh": None}, "tests/test.sh is missing"),
         (HARBOR, {"environment/Dockerfile": None}, "environment/Dockerfile is missing, and no image is named"),
