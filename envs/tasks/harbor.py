@@ -250,6 +250,8 @@ def _seconds(folder: Path, value: Any) -> float:
 def _dockerfile(folder: Path, path: Path) -> str:
     if not path.is_file():
         raise _wrong(folder, f"{path.relative_to(folder)} is missing, and no image is named")
+    if not path.resolve().is_relative_to(folder.resolve()):  # the folder that it leads to would be what it is built of
+        raise _wrong(folder, f"{path.relative_to(folder)} is a symbolic link that leads out of it: put a copy there")
     return f"{DOCKERFILE}{path.resolve()}"
 
 

@@ -160,3 +160,13 @@ def test_the_graders_verdict(tmp_path):
 
     assert score({"README": b"r"}) == 0.0
     assert score({"README": b"r", "hello.txt": b"hello\n"}) == 1.0
+
+
+def test_no_dockerfile_leads_out_of_its_task(tmp_path):
+    """The folder that it leads to would be sent to the engine, and lie before the agent."""
+    outside = write(tmp_path / "outside", {"Dockerfile": "FROM scratch\nCOPY . /\n", "secret": "x"})
+    folder = write(tmp_path / "tasks" / "hello", {**HARBOR, "environment/Dockerfile": None})
+    (folder / "environment").mkdir(exist_ok=True)
+    (folder / "environment" / "Dockerfile").symlink_to(outside / "Dockerfile")
+    with pytest.raises(TaskError, match="environment/Dockerfile is a symbolic link that leads out of it"):
+        HarborTaskset(str(tmp_path / "tasks"))
