@@ -6,14 +6,15 @@ import asyncio
 import os
 import sys
 
-from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from composer.contract import Finding, SandboxBackend
 from composer.errors import MachineError, SandboxStartError
 from composer.instantiate import instantiate
 from composer.plan_table import WIDTH_IN_LOGS
 from composer.schema import Config
+from composer.terminal import rich_console
 
 
 def audit(config: Config) -> int:
@@ -31,13 +32,13 @@ def audit(config: Config) -> int:
         findings = asyncio.run(_look(backend))
     except SandboxStartError as error:
         raise MachineError(f"{error}; `composer doctor` says what this machine lacks") from error
-    console = Console(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else WIDTH_IN_LOGS)
+    console = rich_console(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else WIDTH_IN_LOGS)
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
     for column in ("", "tell", "seen"):
         table.add_column(column, no_wrap=column != "seen")
     for f in findings:
         hides = f"\n-> {f.remedy}" if f.remedy and not f.ok else ""
-        table.add_row("[green]ok[/]" if f.ok else "[red]shows[/]", f.name, (f.detail + hides).replace("[", r"\["))
+        table.add_row(Text("ok", "green") if f.ok else Text("shows", "red"), f.name, f.detail + hides)
     console.print(table)
     compared = [f for f in findings if f.required]
     console.print(

@@ -26,6 +26,7 @@ from composer.monitor.commands import commands_of
 from composer.production import Translation
 from composer.schema import Stage
 from composer.streams import say
+from composer.terminal import rich_console
 from composer.types import ToolCall
 
 EXIT_DRIFT = 1
@@ -299,19 +300,19 @@ def _p_value(found: float, distance: Callable[[Any], float], num: int, seed: int
 def _print(
     measures: Sequence[Measure], num_training: int, num_production: int, known: Sequence[str], left_out: Counter[str]
 ) -> None:
-    from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
     from composer.plan_table import WIDTH_IN_LOGS
 
-    console = Console(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else WIDTH_IN_LOGS)
+    console = rich_console(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else WIDTH_IN_LOGS)
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for column in ("", "measure", "distance", "p", "training -> production"):
         table.add_column(column)
     for m in measures:
         shown = ", ".join(f"{value} {_number(a)} -> {_number(b)}" for value, a, b in m.examples)
-        verdict = "[red]drift[/]" if m.drift else "[green]ok[/]"
-        table.add_row(verdict, m.name, f"{m.distance:.2f}", f"{m.p_value:.4f}", shown.replace("[", r"\["))
+        verdict = Text("drift", "red") if m.drift else Text("ok", "green")
+        table.add_row(verdict, m.name, f"{m.distance:.2f}", f"{m.p_value:.4f}", shown)
     console.print(table)
     num = sum(m.drift for m in measures)
     console.print(
@@ -322,9 +323,9 @@ def _print(
     if known:
         console.print("known differences of its tools from production's (env.tools.<name>.production):")
     for line in known:
-        console.print(f"  {line}", highlight=False, markup=False)
+        console.print(f"  {line}", highlight=False)
     for name, number in sorted(left_out.items()):
-        console.print(f"left out: {number} calls of production to {name}", highlight=False, markup=False)
+        console.print(f"left out: {number} calls of production to {name}", highlight=False)
 
 
 def _number(value: float) -> str:

@@ -15,8 +15,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from composer.checks.common import generates
 from composer.contract import Finding, SandboxBackend
@@ -30,6 +30,7 @@ from composer.rollout.parts import make_task
 from composer.rollout.preflight import check_agent
 from composer.rollout.pressure import available_memory_bytes
 from composer.schema import Accelerator, Config, Stage, SyncMethod
+from composer.terminal import rich_console
 from composer.tracking.console import bytes_text
 from composer.types import Split
 
@@ -66,15 +67,15 @@ def doctor(config: Config, typed: Sequence[str] = ()) -> int:
         ConfigError: it can run nowhere, as of `composer.plan.make_plan`.
     """
     plan = make_plan(config, typed)
-    console = Console(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else WIDTH_IN_LOGS)
+    console = rich_console(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else WIDTH_IN_LOGS)
     findings = [*examine(config, plan), _limits(config)]
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
     for column in ("", "what", "found"):
         table.add_column(column, no_wrap=column != "found")
     for f in findings:
-        mark = "[green]ok[/]" if f.ok else "[red]missing[/]" if f.required else "[yellow]absent[/]"
+        mark = Text("ok", "green") if f.ok else Text("missing", "red") if f.required else Text("absent", "yellow")
         remedy = f"\n-> {f.remedy}" if f.remedy and not f.ok else ""
-        table.add_row(mark, f.name, (f.detail + remedy).replace("[", r"\["))
+        table.add_row(mark, f.name, f.detail + remedy)
     console.print(table)
     missing = [f.name for f in findings if f.required and not f.ok]
     if missing:

@@ -11,6 +11,7 @@ from composer.errors import ConfigError, MachineError, SandboxError, SandboxStar
 from composer.instantiate import instantiate
 from composer.rollout.episode import EnvSettings
 from composer.schema import Config
+from composer.terminal import printable
 
 
 def look(config: Config) -> int:
@@ -63,6 +64,8 @@ def _typed() -> str:
 
 async def _run(sandbox: Sandbox, command: str) -> int:
     result = await sandbox.shell(command)
-    sys.stdout.write(result.output.decode(errors="replace"))
+    output = result.output.decode(errors="replace")
+    # A terminal obeys what it is shown; a file or a pipe gets every byte.
+    sys.stdout.write(printable(output.replace("\r\n", "\n")) if sys.stdout.isatty() else output)
     sys.stdout.flush()
     return result.exit_code

@@ -13,6 +13,7 @@ from rich.text import Text
 from composer.plan import RunPlan
 from composer.schema import Accelerator
 from composer.shell import pasteable
+from composer.terminal import rich_console
 
 WIDTH_IN_LOGS = 150
 _UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
@@ -21,11 +22,11 @@ _UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
 def print_plan(plan: RunPlan, console: Console | None = None) -> None:
     """Print a plan to a terminal or a log (default: stdout)."""
     # A log or a pipe has no width of its own; rich would cut at 80.
-    console = console or Console(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else WIDTH_IN_LOGS)
+    console = console or rich_console(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else WIDTH_IN_LOGS)
     share = plan.active_parameters / plan.parameters
     console.print(
-        f"[bold]{plan.name}[/]  {number(plan.parameters)} parameters, "
-        f"{number(plan.active_parameters)} active ({share:.0%})"
+        Text(plan.name, "bold"),
+        f" {number(plan.parameters)} parameters, {number(plan.active_parameters)} active ({share:.0%})",
     )
     at_most = "<=" if console.options.ascii_only else "≤"
     console.print(_stages(plan, at_most))
@@ -37,16 +38,16 @@ def print_plan(plan: RunPlan, console: Console | None = None) -> None:
     console.print(_mesh(plan))
     console.print(_memory(plan))
     console.print(_storage(plan))
-    console.print("[bold]Ports[/]")
+    console.print(Text("Ports", "bold"))
     for what, where in plan.ports.items():
         console.print(f"  {what}: {where}", highlight=False, markup=False)
-    console.print("[bold]Commands[/]")
+    console.print(Text("Commands", "bold"))
     for command in plan.commands:
         program, _, rest = command.partition(" ")
         # Unwrapped, so that it can be copied.
         console.print(f"  {pasteable(program)} {rest}".rstrip(), highlight=False, markup=False, soft_wrap=True)
     for warning in plan.warnings:
-        console.print(f"[yellow]note[/] {warning}", highlight=False)
+        console.print(Text("note", "yellow"), Text(warning))
 
 
 def size(number_of_bytes: float) -> str:
@@ -116,7 +117,7 @@ def _mix(plan: RunPlan, at_most: str) -> Table:
         for i, source in enumerate(phase.sources):
             begin = (phase.name, f"{phase.seq_len:,}") if i == 0 else ("", "")
             tokens = f"{at_most if phase.is_bound else ''}{number(source.tokens)}"
-            table.add_row(*begin, source.name, f"{source.weight:g}", tokens, source.kind, Text(source.where))
+            table.add_row(*begin, source.name, f"{source.weight:g}", tokens, source.kind, source.where)
     return table
 
 
@@ -124,7 +125,7 @@ def _tools(plan: RunPlan) -> Table:
     table = _table("Tools", "tool<", "arguments<", "unknown arguments<", "differs from production<")
     for tool in plan.tools:
         strict = {True: "refused", False: "ignored", None: ""}[tool.strict]
-        table.add_row(tool.name, Text(", ".join(tool.arguments)), strict, Text("; ".join(tool.differs)))
+        table.add_row(tool.name, ", ".join(tool.arguments), strict, "; ".join(tool.differs))
     for name in plan.missing_tools:
         table.add_row(name, "", "", "not here")
     return table
@@ -184,7 +185,7 @@ def _memory(plan: RunPlan) -> Table:
         for i, part in enumerate(parts):
             table.add_row(holder if i == 0 else "", part.part, size(part.bytes))
         if len(parts) > 1:
-            table.add_row("", "[bold]together[/]", f"[bold]{size(plan.memory_bytes(holder))}[/]")
+            table.add_row("", Text("together", "bold"), Text(size(plan.memory_bytes(holder)), "bold"))
     return table
 
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import IO
 
 from composer.errors import ComposerError
+from composer.terminal import printable
 
 
 def open_closed() -> None:
@@ -39,7 +40,7 @@ def give_up_failed() -> None:
 def say(text: str, stream: IO[str] | None = None) -> None:
     """Print what is good to know: a full disk or a closed pipe must not stop a run."""
     with contextlib.suppress(OSError, ValueError):
-        print(text, file=stream or sys.stdout, flush=True)
+        print(printable(text), file=stream or sys.stdout, flush=True)
 
 
 def say_error(error: BaseException) -> None:

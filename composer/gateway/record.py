@@ -16,10 +16,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,6 +46,10 @@ from composer.types import FRESH, PREVIOUS, Generation, Message, Outcome, ToolCa
 logger = logging.getLogger(__name__)
 _PIECE = 2**14
 """Characters that are encoded at a time to see whether a text is worth encoding."""
+_INLINE_MESSAGES = 64
+"""A request with more messages, or more characters than a piece, is encoded in a thread: the event loop goes on."""
+_THREADS = ThreadPoolExecutor(2, thread_name_prefix="gateway")
+"""Few, so that whoever sends much waits for itself."""
 _MARGIN = 1.25
 """Pieces of a text have a few tokens more than the whole."""
 
@@ -181,18 +187,22 @@ class EpisodeRecord:
             raise bad_request("the last message must not be the assistant's: there is no prefill", "messages")
         if len(self.turns) + self._num_pending >= self.limits.max_turns:
             raise self._refuse(Trouble.MAX_TURNS, f"this episode has had its {self.limits.max_turns} requests")
-        with self.answering("reading a request"):
-            try:
-                parent, prompt = self._encode(ask)
-            except _TooLongError as error:
-                raise self._refuse_full(f"at least {error.num_tokens}") from None
-            ids = [*(parent.ids() if parent is not None else ()), *prompt]
-        room = self.limits.max_model_len - len(ids)
-        if room < 1:
-            raise self._refuse_full(str(len(ids)))
-        max_tokens = min(room, self.limits.max_turn_tokens, ask.max_tokens or room)
         try:
+            with self.answering("reading a request"):
+                parent = self._find(ask)
             with self.answering("asking the policy"), self._pending(parent):
+                try:
+                    with self.answering("reading a request", lets_out=(_TooLongError,)):
+                        prompt = await self._encode(ask, parent)
+                except _TooLongError as error:
+                    raise self._refuse_full(f"at least {error.num_tokens}") from None
+                ids = [*(parent.ids() if parent is not None else ()), *prompt]
+                room = self.limits.max_model_len - len(ids)
+                if room < 1:
+                    raise self._refuse_full(str(len(ids)))
+                max_tokens = min(room, self.limits.max_turn_tokens, ask.max_tokens or room)
+                if self._generate is None:
+                    raise ApiError(Trouble.UNAVAILABLE, "the model is not available: this episode has ended")
                 generation = await generate(list(ids), max_tokens=max_tokens, episode_id=self._episode_id)
                 check_generation(generation, self._episode_id)
         except asyncio.CancelledError:
@@ -204,7 +214,7 @@ class EpisodeRecord:
             self._refused = None
             return self._note(ask, parent, prompt, generation, started, len(ids))
 
-    def count_tokens(self, ask: Ask) -> int:
+    async def count_tokens(self, ask: Ask) -> int:
         """How many tokens the context of a request has; at least so many if they are far too many.
 
         Raises:
@@ -212,7 +222,8 @@ class EpisodeRecord:
         """
         with self.answering("reading a request"):
             try:
-                parent, prompt = self._encode(ask)
+                parent = self._find(ask)
+                prompt = await self._encode(ask, parent)
             except _TooLongError as error:
                 return error.num_tokens
             return len(parent.ids() if parent is not None else ()) + len(prompt)
@@ -270,28 +281,37 @@ class EpisodeRecord:
                     best, length = context, size
         return best
 
-    def _encode(self, ask: Ask) -> tuple[_Context | None, list[int]]:
-        """The context that a request continues, and the ids of what it adds.
+    async def _encode(self, ask: Ask, parent: _Context | None) -> list[int]:
+        """The ids of what a request adds to the context that it continues.
 
         Raises:
             ApiError: the chat template refuses it.
             _TooLongError: it is far too long.
         """
-        parent = self._find(ask)
+        added = ask.messages[len(parent.messages) if parent is not None else 0 :]
+        if len(added) > self.limits.max_model_len:  # a message has a token at least, those of its role
+            raise _TooLongError(len(added))
+        # The same objects for the same tools, by which the template's renderings are kept.
+        tools = self._tools.setdefault(ask.tools_key, ask.tools)
+        encode = functools.partial(self._encode_now, added, parent, tools, ask.tools_key)
+        size = sum(len(m.text) + sum(len(c.arguments) for c in m.calls) for m in added) + len(ask.tools_key)
+        if len(added) <= _INLINE_MESSAGES and size <= _PIECE:
+            return encode()
+        return await asyncio.get_running_loop().run_in_executor(_THREADS, encode)
+
+    def _encode_now(self, added: Sequence[Said], parent: _Context | None, tools: Any, tools_key: str) -> list[int]:
         try:
-            new = [self._message(m) for m in ask.messages[len(parent.messages) if parent is not None else 0 :]]
-            self._check_size([m.content for m in new] + ([ask.tools_key] if parent is None else []))
-            # The same objects for the same tools, by which the template's renderings are kept.
-            tools: Any = self._tools.setdefault(ask.tools_key, ask.tools)
+            new = [self._message(m) for m in added]
+            self._check_size([m.content for m in new] + ([tools_key] if parent is None else []))
             if parent is None:
-                return None, self.chat.encode_prompt(new, tools)
+                return self.chat.encode_prompt(new, tools)
             ended = parent.turn.generation.token_ids[-1:] == [self.chat.end_token_id]
-            return parent, self.chat.encode_continuation(new, tools, ended)
+            return self.chat.encode_continuation(new, tools, ended)
         except TokenizerError as error:
             raise bad_request(f"the chat template refuses the messages: {error}", "messages") from error
 
     def _check_size(self, texts: Sequence[str]) -> None:
-        """Encoding holds up every episode of the process: megabytes, for many seconds.
+        """Encoding holds a thread up: megabytes, for many seconds.
 
         Raises:
             _TooLongError: the texts have more tokens than a context.

@@ -27,6 +27,7 @@ import logging
 import secrets
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
@@ -42,6 +43,10 @@ logger = logging.getLogger(__name__)
 MODEL = "composer"
 """The name of the policy; whatever else an agent asks for is answered by it too."""
 _MAX_BODY_BYTES = 2**24
+_MAX_INLINE_BYTES = 2**16
+_MAX_BRACKETS = 300_000
+"""In a body, those in its texts included: millions of lists hold up every thread of a process while they are parsed."""
+_READERS = ThreadPoolExecutor(2, thread_name_prefix="gateway-reader")
 _MAX_REQUESTS = 16
 """Of an episode, that are read and answered at a time; more wait. No agent is trusted with this process's memory."""
 _MAX_ANSWERS = 64
@@ -142,7 +147,7 @@ class Gateway:
     def _handler(self, api: ModuleType) -> Callable[[web.Request], Any]:
         async def answer(request: web.Request, episode: _Episode) -> web.StreamResponse:
             raw = await _body(request)
-            ask = _read(api, _json(raw), episode.record)
+            ask = await _off_the_loop(len(raw), lambda: _read(api, _json(raw), episode.record))
             digest = hashlib.sha256(request.path.encode() + b"\0" + raw).hexdigest()
             return await _answer(api, request, episode, ask, digest)
 
@@ -181,9 +186,14 @@ class Gateway:
         raise ApiError(Trouble.UNAUTHORIZED, "the API key belongs to no episode that is running")
 
     async def _count_tokens(self, request: web.Request, episode: _Episode) -> web.StreamResponse:
-        body = {k: v for k, v in _json(await _body(request)).items() if k != "max_tokens"}
-        ask = _read(anthropic_messages, body, episode.record)
-        return web.json_response({"input_tokens": episode.record.count_tokens(ask)})
+        raw = await _body(request)
+
+        def read() -> Ask:
+            body = {k: v for k, v in _json(raw).items() if k != "max_tokens"}
+            return _read(anthropic_messages, body, episode.record)
+
+        ask = await _off_the_loop(len(raw), read)
+        return web.json_response({"input_tokens": await episode.record.count_tokens(ask)})
 
     async def _models(self, request: web.Request) -> web.Response:
         api = _api_of(request)
@@ -233,12 +243,21 @@ async def _body(request: web.Request) -> bytes:
         raise bad_request(f"the request's body is not what its headers say ({error})") from error
 
 
+async def _off_the_loop(num_bytes: int, read: Callable[[], Ask]) -> Ask:
+    """Read a body: a large one in a thread, while the requests of other episodes are served."""
+    if num_bytes <= _MAX_INLINE_BYTES:
+        return read()
+    return await asyncio.get_running_loop().run_in_executor(_READERS, read)
+
+
 def _json(raw: bytes) -> dict[str, Any]:
     """The body of a request.
 
     Raises:
         ApiError: it is no JSON object.
     """
+    if raw.count(b"[") + raw.count(b"{") > _MAX_BRACKETS:
+        raise bad_request(f"the request's body has more than {_MAX_BRACKETS} brackets")
     try:
         body = json.loads(raw)
     except (ValueError, RecursionError):

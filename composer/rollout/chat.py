@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+import threading
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -227,6 +228,7 @@ class Chat:
         self.tokenizer = tokenizer
         self.template = template
         self._control = dict(tokenizer.get_added_vocab())
+        self._rendering = threading.Lock()
         self._rendered: dict[tuple[object, ...], tuple[list[str], list[Tool]]] = {}
         after = render(self.template, [Message("user", ""), Message("assistant", _mark(0))], []).partition(_mark(0))[2]
         found = self._control_pattern.match(after)
@@ -326,13 +328,16 @@ class Chat:
     def _pieces(self, roles: tuple[str, ...], tools: Sequence[Tool]) -> list[str]:
         """The template's text around the contents of messages, and the messages' numbers between them."""
         key = (roles, *map(id, tools))
-        if key not in self._rendered:
+        found = self._rendered.get(key)
+        if found is None:  # several threads may render the same
             text = render(self.template, [Message(r, _mark(i)) for i, r in enumerate(roles)], tools, True)
             # The tools are kept, since an id may be given again when its object is gone.
-            self._rendered[key] = (re.split(_MARK, text), list(tools))
-            if len(self._rendered) > _MAX_RENDERED:  # the oldest goes
-                del self._rendered[next(iter(self._rendered))]
-        return self._rendered[key][0]
+            found = re.split(_MARK, text), list(tools)
+            with self._rendering:
+                self._rendered[key] = found
+                if len(self._rendered) > _MAX_RENDERED:  # the oldest goes
+                    del self._rendered[next(iter(self._rendered))]
+        return found[0]
 
     def _encode_parts(self, parts: Iterable[tuple[str, bool]]) -> list[int]:
         """Encode text between control tokens as one piece, so that ids equal those of the whole text."""

@@ -16,6 +16,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Self
 
+from composer.terminal import printable, rich_console
+
 logger = logging.getLogger(__name__)
 LOG_EVERY_S = 10.0
 LOG_WIDTH = 100
@@ -118,23 +120,19 @@ class Console:
             return
 
     def _rich_console(self) -> Any:
-        from rich.console import Console as RichConsole
-
-        return RichConsole(
+        return rich_console(
             file=self.stream,
             force_terminal=self.terminal,
             width=None if self.terminal else LOG_WIDTH,
             no_color=None if self.terminal else True,
-            markup=False,
             highlight=False,
-            emoji=False,
             soft_wrap=True,
         )
 
     def _write(self, text: str) -> None:
         """Write as it is: a command must not be wrapped."""
         try:
-            self.stream.write(text)
+            self.stream.write(printable(text))
             self.stream.flush()
         except _STREAM_FAILS:
             return

@@ -22,6 +22,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from composer.shell import free_port, pasteable
+from composer.terminal import printable
 from composer.tracking import state as states
 from composer.tracking.journal import encode_number
 from composer.tracking.names import anchored_uri, flatten, numbers, redact, sqlite_path, sqlite_uri, value_text
@@ -391,4 +392,4 @@ def _git_commit(checkout: Path) -> dict[str, str]:
 
 
 def _warn_on_stderr(sentence: str) -> None:
-    print(sentence, file=sys.stderr, flush=True)
+    print(printable(sentence), file=sys.stderr, flush=True)

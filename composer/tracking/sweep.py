@@ -20,6 +20,7 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
 
 from composer.shell import as_typed
+from composer.terminal import printable, rich_console
 from composer.tracking.console import duration_text, number_text
 from composer.tracking.state import FAILED, FINISHED, KILLED, RUNNING, SWEEP_VARIABLE
 
@@ -231,9 +232,7 @@ def _print_table(jobs: Sequence[Mapping[str, Any]], typed: Sequence[str] = ()) -
     if any(override not in typed for job in jobs for override in job["overrides"]):
         common |= set(typed)
     from rich import box
-    from rich.console import Console as RichConsole
     from rich.table import Table
-    from rich.text import Text
 
     names = list(dict.fromkeys(_when(name, "*") for job in jobs for name in job.get("results", {})))
     table = Table(box=box.SIMPLE_HEAVY, title="Sweep", title_justify="left")
@@ -248,9 +247,9 @@ def _print_table(jobs: Sequence[Mapping[str, Any]], typed: Sequence[str] = ()) -
             *(_pair(found.get(_when(name, "before")), found.get(_when(name, "after"))) for name in names),
             duration_text(job.get("wall_s")),
         ]
-        table.add_row(*map(Text, cells))
+        table.add_row(*cells)
     try:
-        console = RichConsole(markup=False, highlight=False, width=None if sys.stdout.isatty() else 120)
+        console = rich_console(highlight=False, width=None if sys.stdout.isatty() else 120)
         console.print(table)
     except (OSError, ValueError):
         return
@@ -269,6 +268,6 @@ def _write(path: Path, job: Mapping[str, Any]) -> None:
 
 def _say(line: str) -> None:
     try:
-        print(f"{time.strftime('%H:%M:%S')} {line}", flush=True)
+        print(f"{time.strftime('%H:%M:%S')} {printable(line)}", flush=True)
     except (OSError, ValueError):
         return

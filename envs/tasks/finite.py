@@ -15,6 +15,9 @@ from pathlib import Path
 
 from composer.errors import ConfigError, TaskError
 from composer.types import Split, Task, ToolCall
+from envs.tasks.files import read_file
+
+_MAX_REPORT_BYTES = 2**30
 
 
 def split_of(key: str, evaluation_share: float) -> Split:
@@ -156,9 +159,9 @@ class FiniteTaskset(ABC):
 def _accepted(report: str) -> set[str]:
     """The ids that a report of `composer tasks check` calls ok."""
     try:
-        tasks = json.loads(Path(report).read_bytes())["tasks"]
+        tasks = json.loads(read_file(Path(report), _MAX_REPORT_BYTES))["tasks"]
         return {task["id"] for task in tasks if task["verdict"] == "ok"}
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise ConfigError(
             "env.taskset.args.checked", report, f"this is no report of `composer tasks check` ({error!r:.120})"
         ) from None

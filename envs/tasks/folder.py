@@ -21,6 +21,7 @@ import yaml
 
 from composer.errors import ConfigError, TaskError
 from composer.types import Split, Task
+from envs.tasks.files import parse_yaml, read_text
 from envs.tasks.finite import FiniteTaskset
 from envs.tasks.scrub import scrub_files, setup_command
 from envs.tasks.trees import read_tree
@@ -110,8 +111,12 @@ class FolderTaskset(FiniteTaskset):
     def _make(self, key: str, split: Split) -> Task:
         entry = self._entries[key]
         try:
-            request = entry.request.read_text(encoding="utf-8").strip()
-        except (OSError, UnicodeDecodeError) as error:
+            request = read_text(entry.request).strip()
+        except OSError as error:
+            raise TaskError(
+                f"Task folder {entry.folder}: {entry.request.name} cannot be read ({error.strerror})."
+            ) from None
+        except UnicodeDecodeError as error:
             raise TaskError(f"Task folder {entry.folder}: {entry.request.name} is no UTF-8 text ({error}).") from None
         if not request:
             raise TaskError(f"Task folder {entry.folder}: {entry.request.name} is empty: say what the user asks.")
@@ -175,8 +180,10 @@ def _entry(folder: Path, root: Path) -> _Entry:
 
 def _read_keys(path: Path, wrong: Any) -> dict[str, Any]:
     try:
-        given = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
-    except (OSError, UnicodeDecodeError) as error:
+        given = parse_yaml(read_text(path)) or {}
+    except OSError as error:
+        raise wrong(f"task.yaml cannot be read ({error.strerror})") from None
+    except UnicodeDecodeError as error:
         raise wrong(f"task.yaml is no UTF-8 text ({error})") from None
     except yaml.YAMLError as error:
         raise wrong(f"task.yaml is no YAML ({' '.join(str(error).split())})") from None

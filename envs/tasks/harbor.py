@@ -27,9 +27,10 @@ import yaml
 from composer.errors import ConfigError, TaskError
 from composer.types import Split, Task
 from envs.grading.command_grader import Recipe
+from envs.tasks.files import parse_yaml, read_file, read_text
 from envs.tasks.finite import FiniteTaskset
 from envs.tasks.scrub import HISTORIES, setup_command
-from envs.tasks.trees import read_tree
+from envs.tasks.trees import MAX_TREE_BYTES, read_tree
 
 REWARD = "/logs/verifier/reward.txt"
 DOCKERFILE = "dockerfile:"
@@ -218,11 +219,13 @@ def _terminal_bench(folder: Path, settings: dict[str, Any]) -> _Entry:
 
 def _settings(path: Path) -> dict[str, Any]:
     try:
-        text = path.read_text(encoding="utf-8")
-        settings = tomllib.loads(text) if path.suffix == ".toml" else yaml.safe_load(text)
-    except (OSError, UnicodeDecodeError) as error:
+        text = read_text(path)
+        settings = tomllib.loads(text) if path.suffix == ".toml" else parse_yaml(text)
+    except OSError as error:
+        raise _wrong(path.parent, f"{path.name} cannot be read ({error.strerror})") from None
+    except UnicodeDecodeError as error:
         raise _wrong(path.parent, f"{path.name} is no UTF-8 text ({error})") from None
-    except (tomllib.TOMLDecodeError, yaml.YAMLError) as error:
+    except (ValueError, RecursionError, yaml.YAMLError) as error:  # ValueError: TOML's errors, and endless numbers
         raise _wrong(path.parent, f"{path.name} cannot be read ({' '.join(str(error).split())})") from None
     if not isinstance(settings, dict):
         raise _wrong(path.parent, f"{path.name} must hold keys and values, and holds {settings!r:.60}")
@@ -247,13 +250,17 @@ def _seconds(folder: Path, value: Any) -> float:
 def _dockerfile(folder: Path, path: Path) -> str:
     if not path.is_file():
         raise _wrong(folder, f"{path.relative_to(folder)} is missing, and no image is named")
+    if not path.resolve().is_relative_to(folder.resolve()):  # the folder that it leads to would be what it is built of
+        raise _wrong(folder, f"{path.relative_to(folder)} is a symbolic link that leads out of it: put a copy there")
     return f"{DOCKERFILE}{path.resolve()}"
 
 
 def _text(folder: Path, name: str) -> str:
     try:
-        text = (folder / name).read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
+        text = read_text(folder / name).strip()
+    except OSError as error:
+        raise _wrong(folder, f"{name} cannot be read ({error.strerror})") from None
+    except UnicodeDecodeError as error:
         raise _wrong(folder, f"{name} is no UTF-8 text ({error})") from None
     if not text:
         raise _wrong(folder, f"{name} is empty: say what the user asks")
@@ -264,7 +271,7 @@ def _read(path: Path) -> bytes:
     if not path.resolve().is_relative_to(path.parent.resolve()):
         raise _wrong(path.parent, f"{path.name} is a symbolic link that leads out of it: put a copy in its place")
     try:
-        return path.read_bytes()
+        return read_file(path, MAX_TREE_BYTES)
     except OSError as error:
         raise _wrong(path.parent, f"{path.name} cannot be read ({error.strerror})") from None
 

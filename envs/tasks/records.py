@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import zlib
 from collections.abc import Collection
@@ -11,6 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from composer.errors import ConfigError
+from envs.tasks.files import decompressed, read_file
+
+MAX_RECORDS_BYTES = 2**30
+"""Of a data set's file, and of what it holds if it is compressed."""
 
 
 def installed_file(distribution: str, *names: str) -> Path:
@@ -46,9 +49,9 @@ def read_records(path: Path, fields: Collection[str]) -> list[dict[str, Any]]:
         return ConfigError("env.taskset.args.path", str(path), what)
 
     try:
-        content = path.read_bytes()
+        content = read_file(path, MAX_RECORDS_BYTES)
         if path.suffix == ".gz":
-            content = gzip.decompress(content)
+            content = decompressed(content, MAX_RECORDS_BYTES, path)
     except (OSError, EOFError, zlib.error) as error:
         raise wrong(f"it cannot be read ({getattr(error, 'strerror', None) or error})") from None
     records, what, number = [], "line", 0
@@ -60,7 +63,7 @@ def read_records(path: Path, fields: Collection[str]) -> list[dict[str, Any]]:
             for number, line in enumerate(content.splitlines(), start=1):
                 if line.strip():
                     found.append((number, json.loads(line)))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise wrong(f"line {number} is no JSON ({error})") from None
     for number, record in found:
         if not isinstance(record, dict):

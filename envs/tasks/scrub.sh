@@ -148,26 +148,42 @@ is_editable_install() { # it needs its metadata
 remove_untracked() {
     while IFS= read -r path; do
         case ${path##*/} in
-        build | dist | htmlcov | coverage.xml | *.orig | *.rej | *~) rm -rf "$path" ;;
+        build | dist | target | site | _build | htmlcov | coverage.xml | *.orig | *.rej | *~) rm -rf "$path" ;;
+        *.tar | *.tar.* | *.tgz | *.tbz2 | *.txz | *.zip | *.whl | *.patch | *.diff) rm -rf "$path" ;;
         *.egg-info) is_editable_install "$(dirname "$path")" || rm -rf "$path" ;;
-        *.bundle | *.pack)
-            case $(head -c 6 "$path" 2>/dev/null | tr -d '\000-\010') in '# v2 g' | '# v3 g' | PACK*) rm -f "$path" ;; esac
-            ;;
         esac
+        [ ! -e "$path" ] || packs_in "$path" | while IFS= read -r pack; do rm -f "$pack"; done
     done <"$scratch/untracked"
+}
+
+# Bundles and packs, whatever their names: by what they begin with.
+packs_in() {
+    find "$1" \( -name node_modules -o -name .git \) -prune -o -type f -exec grep -ls -e '^# v[23] git bundle' -e '^PACK' {} + 2>/dev/null |
+        while IFS= read -r pack; do
+            case $(head -c 6 "$pack" 2>/dev/null | tr -d '\000-\010') in '# v2 g' | '# v3 g' | PACK | PACK?) echo "$pack" ;; esac
+        done || :
+}
+
+# Repositories of any other name than .git, which an outer one does not keep as a fixture.
+bare_repositories() {
+    search -name .git -prune -o -type f -name HEAD -print | while IFS= read -r head; do
+        folder=$(dirname "$head")
+        [ "$folder" != "$top" ] && [ -d "$folder/objects" ] && [ -d "$folder/refs" ] || continue
+        (cd "$(dirname "$folder")" && git ls-files --error-unmatch -- "$head") >/dev/null 2>&1 || echo "$folder"
+    done
 }
 
 # What tools keep of other states of the code, and is never part of it.
 caches() {
     search -name .git -prune -o -type d \( -name __pycache__ -o -name .mypy_cache -o -name .pytest_cache \
         -o -name .ruff_cache -o -name .hypothesis -o -name .pytype -o -name .pyre -o -name .tox -o -name .nox \
-        -o -name .eggs -o -name .nyc_output -o -name .ipynb_checkpoints -o -name .hg -o -name .svn \
+        -o -name .eggs -o -name .nyc_output -o -name .history -o -path '*/.idea/shelf' -o -name .ipynb_checkpoints -o -name .hg -o -name .svn \
         -o -path '*/node_modules/.cache' \) -prune "$@"
 }
 traces() {
     search -name .git -prune -o -type f \( -name '*.pyc' -o -name '*.pyo' -o -name .coverage -o -name '.coverage.*' \
         -o -name '.*.sw[a-p]' -o -name '.#*' -o -name '#*#' -o -name .DS_Store -o -name .testmondata \
-        -o -name .dmypy.json \) "$@"
+        -o -name .dmypy.json -o -name '.*.un~' -o -name '.*.~undo-tree~' \) "$@"
 }
 
 : >"$scratch/untracked"
@@ -179,6 +195,7 @@ while IFS= read -r where; do list_untracked "$where"; done <"$scratch/repositori
 remove_untracked
 while IFS= read -r where; do scrub_repository "$where"; done <"$scratch/repositories"
 remove_elsewhere
+bare_repositories | while IFS= read -r path; do rm -rf "$path"; done
 caches -exec rm -rf {} +
 traces -exec rm -f {} +
 # A backup beside its original, unless a repository (a clean one by now) keeps it.
@@ -190,7 +207,7 @@ search -name .git -prune -o -type f \( -name '*.orig' -o -name '*.rej' -o -name 
             >/dev/null 2>&1 || rm -f "$path"
     done
 
-left=$(caches -print; traces -print; while IFS= read -r path; do
+left=$(bare_repositories; caches -print; traces -print; while IFS= read -r path; do
     [ ! -e "$path" ] || grep -qxF -e "$path" -e "${path%/objects}" "$scratch/repositories" || echo "$path"
 done <"$scratch/elsewhere")
 [ -z "$left" ] || { echo "these cannot be removed: $left" | head -c 500 >&2; exit 1; }

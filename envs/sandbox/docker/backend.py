@@ -79,6 +79,7 @@ class DockerBackend:
         profile: str = "developer",
         writable: Sequence[str] = (),
         egress: dict[str, Any] | None = None,
+        build_network: bool = False,
         run_dir: str = "",
     ) -> None:
         """Nothing is sent to the engine before the first sandbox starts.
@@ -97,6 +98,8 @@ class DockerBackend:
                 paths, four at most, each with a sixteenth of `disk_bytes`. Harbor's tasks need /tests, /logs and
                 /solution.
             egress: what they may ask of the network (`envs.egress.policy.Policy`); None: they have none.
+            build_network: whether the build of a `dockerfile:` has the engine's network, which no sandbox has. Without
+                it, a Dockerfile can only use its folder and images that the engine has or can pull.
             run_dir: of the run, in which `egress/` is for the log of what they asked; "": there is none.
 
         Raises:
@@ -120,6 +123,7 @@ class DockerBackend:
             posixpath.normpath(workdir), looks, _writable(writable, workdir, f"/home/{looks.user}")
         )
         self._engine = Engine(host, answer_s)
+        self._build_network = build_network
         self._egress = egress, run_dir
         self.proxy: Proxy | None = None
         """Through which sandboxes reach the network, if they do."""
@@ -315,7 +319,7 @@ class DockerBackend:
 
     async def _prepare_now(self, image: str) -> images.PreparedImage:
         def prepare(client: docker.APIClient) -> images.PreparedImage:
-            return images.prepare(client, image, self._settings)
+            return images.prepare(client, image, self._settings, self._build_network)
 
         return await self._engine.call(f"prepare the image {image!r}", prepare, _IMAGE_S, for_images=True)
 

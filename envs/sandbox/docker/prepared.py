@@ -16,10 +16,10 @@ import tarfile
 import tempfile
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import docker
 import docker.errors
@@ -37,6 +37,13 @@ _AGED = ("/etc", "/usr/local", "/opt")
 """Folders in which somebody who asks how old a machine is finds what was installed on it."""
 _MOST_AGED_BYTES = 2**28
 """A larger one is left as it is: files that get a new date are kept twice."""
+_MOST_KEPT_BYTES = 2**30
+"""Of all that an image holds in the places that can be written to: it passes over this machine's disk, and lies in the
+memory of every sandbox."""
+_MOST_ENTRIES = 500_000
+"""Files and folders of such a place, or of one that is aged."""
+_MOST_READ_BYTES = 2**20
+"""Of a file such as /etc/passwd, which is read into this process; of bytecode, which is stamped there."""
 USUAL_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _PROGRAMS = ".local/bin/"
 """In the user's home: what a profile puts there is found last, behind the image's own."""
@@ -108,7 +115,8 @@ class _Image:
 
     def __init__(self, client: docker.APIClient, container: str, settings: Settings) -> None:
         self._client, self._container, self._settings = client, container, settings
-        self.shell = next((path for path in ("/bin/bash", "/bin/sh") if self._read(path) is not None), None)
+        self._kept_bytes = _MOST_KEPT_BYTES
+        self.shell = next((path for path in ("/bin/bash", "/bin/sh") if self._has(path)), None)
 
     def add(self, tar: tarfile.TarFile, skel: Path) -> list[str]:
         """Write everything that is added; returns the places that have a skeleton."""
@@ -158,7 +166,7 @@ class _Image:
             package_list=False,  # the image has its own, or none
         )
         dress(skel, home, in_image, release)
-        if profile.age_days and self._read("/etc/localtime") is None:
+        if profile.age_days and not self._has("/etc/localtime"):
             (etc / "localtime").write_bytes(_utc())
         spread_dates(skel, profile)
 
@@ -181,28 +189,35 @@ class _Image:
                 if not self._get(place, file, _MOST_AGED_BYTES):
                     continue
                 file.seek(0)
-                with tarfile.open(fileobj=file, mode="r") as source:
-                    for info in source:
+                with tarfile.open(fileobj=file, mode="r:") as source:
+                    for info in _entries(source):
                         path = posixpath.join(posixpath.dirname(place), info.name)
                         if not info.isreg() or path in _ENGINES:
                             continue
                         part = source.extractfile(info)
-                        content = part.read() if part is not None else b""
                         info.name, info.pax_headers = path.strip("/"), {}
                         info.mtime = _date(path, profile, now)
-                        if path.endswith(".pyc"):
-                            content = _stamped(content, _date(_source_of(path), profile, now))
-                        tar.addfile(info, io.BytesIO(content))
+                        if path.endswith(".pyc") and part is not None and info.size <= _MOST_READ_BYTES:
+                            part = io.BytesIO(_stamped(part.read(), _date(_source_of(path), profile, now)))
+                        tar.addfile(info, part)
+                        tar.members = []  # pyright: ignore[reportAttributeAccessIssue] - each would be remembered
 
     def _copy(self, place: str, target: str, tar: tarfile.TarFile) -> bool:
         """Add a folder of the image under another name, as the user's own; false if it is empty or not there."""
         with tempfile.TemporaryFile() as file:
-            if not self._get(place, file):
+            there = self._get(place, file, self._kept_bytes)
+            if there is None:
+                raise SandboxStartError(
+                    f"the image holds more than {_MOST_KEPT_BYTES} bytes in the places that sandboxes write to, the "
+                    f"last of which is {place}: make it smaller, or move what need not change there elsewhere"
+                )
+            if not there:
                 return False
+            self._kept_bytes -= file.tell()
             file.seek(0)
             top, num_entries = posixpath.basename(place), 0
-            with tarfile.open(fileobj=file, mode="r") as source:
-                for info in source:
+            with tarfile.open(fileobj=file, mode="r:") as source:
+                for info in _entries(source):
                     rest = info.name.partition("/")[2] if info.name.partition("/")[0] == top else None
                     if rest is None or not (info.isreg() or info.isdir() or info.issym() or info.islnk()):
                         continue
@@ -215,31 +230,68 @@ class _Image:
                     info.mode &= 0o777
                     info.pax_headers = {}
                     tar.addfile(info, source.extractfile(info) if info.isreg() else None)
+                    tar.members = []  # pyright: ignore[reportAttributeAccessIssue] - each would be remembered
             return num_entries > 0
 
-    def _get(self, path: str, file: Any, most: int | None = None) -> bool:
-        """Write an archive of a path to a file; false if it is not there, or has more bytes than `most`."""
+    def _has(self, path: str) -> bool:
+        """Whether there is something: nothing of it is read."""
+        try:
+            chunks, _ = self._client.get_archive(self._container, path)
+        except docker.errors.NotFound:
+            return False
+        _hang_up(chunks)
+        return True
+
+    def _get(self, path: str, file: IO[bytes], most: int) -> bool | None:
+        """Write an archive of a path to a file; false if it is not there, None if it has more bytes than `most`."""
         try:
             chunks, _ = self._client.get_archive(self._container, path)
         except docker.errors.NotFound:
             return False
         for chunk in chunks:
+            if file.tell() + len(chunk) > most:
+                _hang_up(chunks)
+                return None
             file.write(chunk)
-            if most is not None and file.tell() > most:
-                return False
         return True
 
     def _read(self, path: str) -> bytes | None:
-        """A small file; b"" if it is a link or a folder, None if it is not there."""
+        """A small file; b"" if it is a link or a folder, None if it is not there.
+
+        Raises:
+            SandboxStartError: it is not small.
+        """
         buffer = io.BytesIO()
-        if not self._get(path, buffer):
+        there = self._get(path, buffer, _MOST_READ_BYTES)
+        if there is None:
+            raise SandboxStartError(f"{path} of the image has more than {_MOST_READ_BYTES} bytes: take another image")
+        if not there:
             return None
         buffer.seek(0)
-        with tarfile.open(fileobj=buffer) as tar:
+        with tarfile.open(fileobj=buffer, mode="r:") as tar:
             for info in tar:
                 part = tar.extractfile(info) if info.isreg() else None
                 return part.read() if part is not None else b""
         return b""
+
+
+def _hang_up(chunks: Any) -> None:
+    """Let go of an answer of the engine's that is not read to its end."""
+    chunks.close()
+
+
+def _entries(archive: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
+    """What an archive holds, without remembering all of it.
+
+    Raises:
+        SandboxStartError: there are too many.
+    """
+    number = 0
+    while (info := archive.next()) is not None:
+        if (number := number + 1) > _MOST_ENTRIES:
+            raise SandboxStartError(f"the image holds more than {_MOST_ENTRIES} files in one folder: make it smaller")
+        yield info
+        archive.members = []  # pyright: ignore[reportAttributeAccessIssue] - which it would remember for ever
 
 
 def _add_tree(tar: tarfile.TarFile, top: Path, target: str, uid: int, leave_out: str = "") -> None:

@@ -38,6 +38,12 @@ mkdir -p lib && echo 'gitdir: ../.git/modules/lib' > lib/.git
 git clone -q --bare --no-hardlinks . "$HOME/mirror.git"
 echo 'the-fix-is-42 borrowed' | git --git-dir="$HOME/mirror.git" hash-object -w --stdin>/dev/null
 echo "$HOME/mirror.git/objects" >> .git/objects/info/alternates
+git clone -q --bare --no-hardlinks . ./backup && cp -R .git .git.bak && cp fix.bundle old.bin
+mkdir -p notes .history .idea/shelf target site
+echo solution | git pack-objects -q --revs --stdout > notes/cache.dat
+git archive -o src.tar.gz solution && git archive -o src.zip solution
+git format-patch -q -1 solution --stdout > a.patch
+for f in src/.f.py.un~ .history/f_2024.py .idea/shelf/f.patch target/f.py site/f.html; do echo the-fix-is-42 > $f; done
 printf '#!/bin/sh\ntouch "$HOME/ran"\n' > .git/hooks/post-checkout && chmod +x .git/hooks/post-checkout
 mkdir -p .mypy_cache/3.11 src/__pycache__ build/lib src/f.egg-info node_modules/.cache
 for f in .mypy_cache/3.11/f.data.json src/__pycache__/f.cpython-311.pyc build/lib/f.py src/.f.py.swp src/f.py.orig \
@@ -90,6 +96,7 @@ def test_nothing_later_than_the_base_is_left(scrubbed, history):
     # Every object, also what no ref leads to, and every file of git's and of the project's.
     assert SECRET not in run("git cat-file --batch-all-objects --batch")
     assert run(f"grep -rl {SECRET} . ~ 2>/dev/null") == ""
+    assert run("ls -d backup .git.bak old.bin notes/cache.dat src.tar.gz src.zip a.patch 2>/dev/null") == ""
     assert run("ls ~/mirror.git/objects 2>&1 | head -c 3") == "ls:"
     names = "ORIG_HEAD FETCH_HEAD hooks logs modules worktrees objects/info/alternates fix.bundle info/grafts"
     assert run(f"cd .git && ls -d {names} 2>/dev/null") == ""

@@ -364,7 +364,7 @@ def test_megabytes_are_refused_without_being_encoded(chat: Chat, monkeypatch: py
     ):
         error = refused(record, *messages, tools=tools)
         assert error.trouble is Trouble.CONTEXT_FULL and "at least" in error.message
-        assert record.count_tokens(Ask(messages, tools)) >= LIMITS.max_model_len
+        assert asyncio.run(record.count_tokens(Ask(messages, tools))) >= LIMITS.max_model_len
     assert encoded < 10**6 and record.failure is None
     # What is long and fits is encoded as ever.
     record, policy = opened(chat, ["one"], HarnessLimits(max_turns=9, max_turn_tokens=50, max_model_len=10**5))
@@ -389,7 +389,7 @@ def test_a_turn_gets_the_least_of_its_three_limits(chat: Chat):
     assert say(record, USER, tools=()).num_generated_tokens == 7
     assert say(record, USER, tools=(), max_tokens=3).num_generated_tokens == 3
     long = Said("user", "a " * 36)
-    room = 60 - record.count_tokens(Ask((long,)))
+    room = 60 - asyncio.run(record.count_tokens(Ask((long,))))
     assert 0 < room < 7 and say(record, long, tools=()).num_generated_tokens == room
     assert policy.recorded_exactly(record)
 

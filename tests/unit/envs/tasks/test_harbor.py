@@ -103,7 +103,7 @@ def test_an_image_by_name_and_no_solution(tmp_path):
         (HARBOR, {"task.toml": "verifier = 3"}, "task.toml: verifier=3 is no table"),
         (HARBOR, {"task.toml": "[verifier]\ntimeout_sec = -1"}, "its tests' timeout -1 is no number of seconds"),
         (HARBOR, {"task.toml": "[environment]\ndocker_image = 1"}, "task.toml: environment.docker_image=1 is no text"),
-        (HARBOR, {"instruction.md": None}, "instruction.md is no UTF-8 text ("),
+        (HARBOR, {"instruction.md": None}, "instruction.md cannot be read (No such file"),
         (HARBOR, {"instruction.md": "\n"}, "instruction.md is empty"),
         (HARBOR, {"tests/test.sh": None}, "tests/test.sh is missing"),
         (HARBOR, {"environment/Dockerfile": None}, "environment/Dockerfile is missing, and no image is named"),
@@ -160,3 +160,13 @@ def test_the_graders_verdict(tmp_path):
 
     assert score({"README": b"r"}) == 0.0
     assert score({"README": b"r", "hello.txt": b"hello\n"}) == 1.0
+
+
+def test_no_dockerfile_leads_out_of_its_task(tmp_path):
+    """The folder that it leads to would be sent to the engine, and lie before the agent."""
+    outside = write(tmp_path / "outside", {"Dockerfile": "FROM scratch\nCOPY . /\n", "secret": "x"})
+    folder = write(tmp_path / "tasks" / "hello", {**HARBOR, "environment/Dockerfile": None})
+    (folder / "environment").mkdir(exist_ok=True)
+    (folder / "environment" / "Dockerfile").symlink_to(outside / "Dockerfile")
+    with pytest.raises(TaskError, match="environment/Dockerfile is a symbolic link that leads out of it"):
+        HarborTaskset(str(tmp_path / "tasks"))

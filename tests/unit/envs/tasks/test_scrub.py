@@ -22,6 +22,7 @@ def left(*paths: str, **contents: bytes) -> list[str]:
     [
         *(".git/HEAD", "vendor/x/.git/objects/ab/cd", ".git", ".hg/store/a", "lib/.svn/wc.db"),
         *(".mypy_cache/3.11/f.data.json", "a/__pycache__/f.cpython-311.pyc", "f.pyc", ".pytest_cache/v/x", ".tox/py/a"),
+        *("src/.f.py.un~", ".history/f_2024.py", ".idea/shelf/f.patch", "a/.idea/shelf/f.patch", ".f.py.~undo-tree~"),
         *(".coverage", ".coverage.host.123", "src/.f.py.swp", "src/.#f.py", "#f.py#", "web/node_modules/.cache/a"),
     ],
 )
@@ -54,8 +55,16 @@ def test_built_files_go_where_gitignore_names_them():
 
 
 def test_a_bundle_of_history_goes_whatever_its_name():
-    files = {"data.bin": b"# v2 git bundle\n1234 refs/heads/x\n", "app.bundle": b"console.log(1)"}
-    assert list(scrub_files(files)) == ["app.bundle"]
+    pack = b"PACK\0\0\0\2\0\0\0\1"
+    files = {"data.bin": b"# v2 git bundle\n1234 refs/heads/x\n", "cache.dat": pack, "app.bundle": b"console.log(1)"}
+    assert list(scrub_files(files | {"PACK": b"PACKAGES = 1"})) == ["app.bundle", "PACK"]
+
+
+def test_a_repository_goes_whatever_its_name():
+    bare = [f"old/backup/{p}" for p in ("HEAD", "config", "objects/pack/x.pack", "packed-refs", "hooks/a")]
+    loose = [f".git.bak/{p}" for p in ("HEAD", "objects/ab/cd", "refs/heads/main", "index")]
+    others = ["refs/HEAD", "objects/a", "src/objects/b.py", "src/refs/c.py", "old/f.py"]
+    assert left(*bare, *loose, *others) == others
 
 
 @pytest.fixture
@@ -66,7 +75,9 @@ def repository(tmp_path):
         subprocess.run(["git", "-C", tmp_path, *words], check=True, capture_output=True, timeout=30)
 
     kept = ["f.py", "build/rules.mk", "tests/data/a.py.orig", "tests/data/a.py", "long/" + "n" * 70 + "/é.py"]
+    kept += [f"tests/data/repo/{p}" for p in ("HEAD", "objects/ab/c", "refs/heads/x")] + ["tests/data/a.tar.gz"]
     not_kept = ["dist/f.py", "build/lib/f.py", "f.egg-info/PKG-INFO", "f.py.rej", "new.py", "g.py~"]
+    not_kept += ["target/doc/f.py", "site/f.html", "src.tar.gz", "f.zip", "fix.patch"]
     for path in (*kept, *not_kept):
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).write_text("x")
