@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import resource
 import stat
 from dataclasses import dataclass
 from typing import NoReturn
@@ -31,6 +32,10 @@ _OPAQUE = "user.overlay.opaque"
 
 
 _TAR = ("tar", "--numeric-owner", "--xattrs", "--xattrs-include=user.*")
+
+
+_OF_TAR = {resource.RLIMIT_AS: 2**29, resource.RLIMIT_CPU: 60, resource.RLIMIT_CORE: 0, resource.RLIMIT_NOFILE: 256}
+"""Limits of the program that unpacks an archive of anybody's making: bytes, seconds, open files."""
 
 
 def mount(folder: str, size: int) -> None:
@@ -70,6 +75,9 @@ def extract(snapshot: str, max_bytes: int, uid: int, source: int) -> NoReturn:
         folder = _make(snapshot, max_bytes)
         os.chown(folder, uid, uid)
         os.dup2(source, 0)
+        # The mount bounds its bytes and files; no archive takes tar more than this.
+        for what, most in _OF_TAR.items():
+            resource.setrlimit(what, (most, most))
         if uid:
             os.setresgid(uid, uid, uid)
             os.setresuid(uid, uid, uid)

@@ -195,6 +195,7 @@ def kill_others(members: Callable[[], set[int]], keep: set[int]) -> None:
         stopped |= fresh
         if time.monotonic() > deadline:
             break
+    deadline = time.monotonic() + GRACE_S  # of its own: what took long to stop is killed all the same
     while time.monotonic() < deadline and (left := members() - keep):
         for pid in left:
             with contextlib.suppress(ProcessLookupError, PermissionError):

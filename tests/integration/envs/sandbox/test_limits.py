@@ -56,6 +56,23 @@ def test_processes(backend: BubblewrapBackend, run: Callable) -> None:
     run(sandbox.stop())
 
 
+def test_a_crowd_that_multiplies_is_gone_after_a_timeout(backend: BubblewrapBackend, run: Callable) -> None:
+    """More processes than one page of the kernel's list has room for, which end and are made anew all the time."""
+    sandbox = run(backend.start({}, SandboxLimits(num_processes=1200, memory_bytes=2**30)))
+    crowd = (
+        "import os, signal, time\nsignal.signal(signal.SIGCHLD, signal.SIG_IGN)\n"
+        "for _ in range(900):\n    if not os.fork(): time.sleep(999)\n"
+        "open('full', 'w').close()\n"
+        "if os.fork(): time.sleep(999)\n"
+        "while True:\n    try:\n        if os.fork(): os._exit(0)\n    except OSError: pass\n"
+    )
+    began = time.monotonic()
+    assert run(sandbox.exec(["python3", "-c", crowd], timeout_s=6.0)).timed_out
+    assert run(sandbox.read("full")) == b"", "the crowd was there"
+    assert run(sandbox.stats()).num_processes <= 2 and time.monotonic() - began < 30
+    run(sandbox.stop())
+
+
 def test_size_of_a_file(backend: BubblewrapBackend, run: Callable) -> None:
     sandbox = run(backend.start({}, SandboxLimits(file_bytes=MIB)))
     run(sandbox.shell("head -c 5M /dev/zero > big"))
