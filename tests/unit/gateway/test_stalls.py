@@ -13,7 +13,7 @@ from composer.gateway.record import EpisodeRecord
 from composer.gateway.server import Gateway
 from composer.rollout.chat import Chat
 from composer.rollout.harness import HarnessLimits
-from tests.unit.gateway.policy import Policy
+from tests.unit.gateway.policy import Line, Policy
 
 MOST_S = 2.0
 """On a machine that others press as well; alone it is below 0.5."""
@@ -43,7 +43,8 @@ def test_the_loop_goes_on(chat: Chat, what: str) -> None:
         gateway, worst = Gateway(), 0.0
         await gateway.start()
         record = EpisodeRecord(chat, HarnessLimits(max_turns=99, max_turn_tokens=8, max_model_len=4096))
-        record.open(Policy(chat, ["ok"] * 99), "e")
+        answers: list[Line] = ["ok"] * 99
+        record.open(Policy(chat, answers), "e")
 
         async def beat() -> None:
             nonlocal worst
