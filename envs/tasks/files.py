@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from yaml.composer import ComposerError
 
 MAX_TEXT_BYTES = 2**20
 """Of a request, an instruction, a file of settings."""
@@ -78,7 +79,7 @@ class _Loader(yaml.SafeLoader):
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         if self.check_event(yaml.AliasEvent):
             mark = self.peek_event().start_mark
-            raise yaml.composer.ComposerError(None, None, "an alias (*name) is not read: write its value out", mark)
+            raise ComposerError(None, None, "an alias (*name) is not read: write its value out", mark)
         return super().compose_node(parent, index)
 
 

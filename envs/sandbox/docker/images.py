@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 
 DOCKERFILE, TARBALL = "dockerfile:", "tarball:"
 _REPOSITORY = "composer-image"
-_BUILD_LIMITS = {"memory": 4 * 2**30, "memswap": 4 * 2**30, "cpushares": 256}
+_BUILD_LIMITS: Any = {"memory": 4 * 2**30, "memswap": 4 * 2**30, "cpushares": 256}
 """Of each container that a build runs: bytes, without swap on top, and a quarter of the usual share of busy CPUs."""
 _BUILD_S = 1800.0
 """After which the engine is hung up on, which ends the build. One that says nothing is hung up on sooner."""
