@@ -414,18 +414,20 @@ class DockerBackend:
 
     async def _trial(self) -> None:
         """Start a sandbox of a backend like this one, its network included, and run a command in it."""
-        settings = self._settings
+        settings, (egress, run_dir) = self._settings, self._egress
         trial = DockerBackend(
             f"{self.run_label}-check",
             self.image,
-            settings.workdir,
-            settings.user,
-            settings.profile.hostname,
-            self._engine.address,
-            self._engine.answer_s,
-            self.profile,
-            settings.writable,
-            *self._egress,
+            workdir=settings.workdir,
+            user=settings.user,
+            hostname=settings.profile.hostname,
+            host=self._engine.address,
+            answer_s=self._engine.answer_s,
+            profile=self.profile,
+            writable=settings.writable,
+            egress=egress,
+            build_network=self._build_network,
+            run_dir=run_dir,
         )
         try:
             sandbox = await trial.start({}, SandboxLimits())
