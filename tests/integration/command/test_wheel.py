@@ -21,7 +21,9 @@ from composer.plan import make_plan
 assert Path(composer.__file__).is_relative_to(sys.argv[1]), composer.__file__
 conf = resources.files("composer.conf")
 files = sorted(p for p in Path(str(conf)).rglob("*.yaml"))
-options = [f"{p.parent.name}={p.stem}" for p in files if p.parent != Path(str(conf)) and "hydra" not in p.parts]
+groups = [(str(p.parent.relative_to(Path(str(conf)))), p.stem) for p in files if p.parent != Path(str(conf))]
+# A group within a group is in no list of defaults: it is added.
+options = [f"{'+' * ('/' in group)}{group}={name}" for group, name in groups if not group.startswith("hydra")]
 with HydraSession() as session:
     for option in options:
         config = session.compose([option]).config
