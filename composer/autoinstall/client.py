@@ -15,7 +15,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from composer.endpoints import check_endpoint
 from composer.errors import ConfigError, GeneratorError
 from composer.schema import InstallAgentConfig
 
@@ -78,11 +77,10 @@ class Endpoint:
         """Read the key, which is kept nowhere but in the client.
 
         Raises:
-            ConfigError: the variable that should hold it is not set, or the endpoint's address is none.
+            ConfigError: the variable that should hold it is not set.
         """
         from openai import AsyncOpenAI
 
-        check_endpoint(f"{self.key}.url", self.config.url)
         name = self.config.api_key_env
         secret = os.environ.get(name, "") if name else _NO_KEY
         if not secret:

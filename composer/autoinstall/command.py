@@ -12,6 +12,7 @@ from pathlib import Path
 from composer.autoinstall.pipeline import Ended, Machinery, Result, autoinstall
 from composer.autoinstall.record import Output
 from composer.contract import SandboxBackend, SandboxLimits, Tool
+from composer.endpoints import check_endpoint
 from composer.errors import ConfigError
 from composer.instantiate import GIVEN, check_target, instantiate
 from composer.schema import Config
@@ -27,13 +28,15 @@ def autoinstall_all(config: Config) -> int:
         0 if every one is installed or dropped, 1 if one has to be tried again.
 
     Raises:
-        ConfigError: there is no repository, a tool is not there, an agent's key is not set, a limit cannot be kept.
+        ConfigError: there is no repository, a tool is not there, an agent has no address or key, a limit is too large.
         MachineError: the output cannot be written.
     """
     if not config.autoinstall.repositories:
         raise ConfigError("autoinstall.repositories", [], "name a folder, a *.bundle or a git URL")
     _check_limits(config)
     tools = {agent: _tools(config, agent) for agent in ("proposer", "installer")}
+    for agent in tools:
+        check_endpoint(f"autoinstall.{agent}.url", getattr(config.autoinstall, agent).url)
     with Output(Path(config.autoinstall.output).expanduser().absolute()).opened() as output:
         results = asyncio.run(_all(config, tools, output))
     counts = Counter(result.ended for result in results)
