@@ -190,7 +190,7 @@ def test_the_taskset_of_environments(environment, tmp_path, caplog):
     ):
         with pytest.raises(ConfigError, match=said):
             InstalledTaskset(path, kind)
-    with pytest.raises(TaskError, match="name a folder of environments"):
+    with pytest.raises(TaskError, match=r"give env\.taskset\.args\.path one that `composer autoinstall` made"):
         InstalledTaskset().task(Split.TRAIN, 0)
 
 
