@@ -28,8 +28,8 @@ from composer.contract import Finding, SandboxLimits, Snapshot
 from composer.errors import ConfigError, SandboxError, SandboxStartError, SnapshotGoneError
 from envs.sandbox import checks, state
 from envs.sandbox.control import ForkServerClient
-from envs.sandbox.limits import ControlGroup, ControlGroups, LimitError, check_limits
-from envs.sandbox.machine import bwrap_path, find_control_groups, sandbox_uid
+from envs.sandbox.limits import ControlGroup, ControlGroups, LimitError
+from envs.sandbox.machine import bwrap_path, check_limits, find_control_groups, sandbox_uid
 from envs.sandbox.packages import pytest_files
 from envs.sandbox.private import folders_to_hide
 from envs.sandbox.realism import audit as realism
