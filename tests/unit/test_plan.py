@@ -49,7 +49,7 @@ def test_stages_and_budgets(quickstart: RunPlan) -> None:
     assert (phase.steps, phase.tokens, phase.sequences_per_rank) == (20, 20 * 512, 4)  # 10000 / 512 = 19.5
     assert pretrain.steps == sum(p.steps for p in pretrain.phases)
     assert pretrain.detail == "at most 922,240 tokens"  # 10,240 of text, 750 steps of 4 sessions of up to 304
-    assert (rl.steps, rl.episodes) == (55, 55 * 64)
+    assert (rl.steps, rl.episodes) == (60, 60 * 64)
     assert before.episodes == after.episodes == 512
 
 
