@@ -43,6 +43,7 @@ def test_a_command_in_the_shell_costs_a_tenth_of_an_exec(
 ) -> None:
     async def scenario() -> dict[str, float]:
         backend = DockerBackend("benchmark", small_docker_image, host=docker_engine)
+        client = docker.APIClient(docker_engine)
         try:
             await (await backend.start({}, SandboxLimits())).stop()  # the image is made
             sandbox = await backend.start({"f": b"x" * 1000}, SandboxLimits())
@@ -50,7 +51,8 @@ def test_a_command_in_the_shell_costs_a_tenth_of_an_exec(
             return {
                 "sandboxes started": await rate(STARTS, lambda: started(backend)),
                 "forks": await rate(STARTS, lambda: forked(sandbox)),
-                "execs": await rate(EXECS, lambda: sandbox.exec(["true"])),
+                "execs": await rate(EXECS, lambda: asyncio.to_thread(docker_exec, client, sandbox)),
+                "our execs": await rate(EXECS, lambda: sandbox.exec(["true"])),
                 "commands": await rate(COMMANDS, lambda: sandbox.shell("true")),
                 "programs in the shell": await rate(COMMANDS, lambda: sandbox.shell("/usr/bin/true")),
                 "reads": await rate(COMMANDS, lambda: sandbox.read("f")),
@@ -60,6 +62,11 @@ def test_a_command_in_the_shell_costs_a_tenth_of_an_exec(
             }
         finally:
             await backend.close()
+            client.close()
+
+    def docker_exec(client: docker.APIClient, sandbox: DockerSandbox) -> None:
+        """What `docker exec` asks of the engine."""
+        client.exec_start(client.exec_create(sandbox.name, ["true"])["Id"])
 
     async def started(backend: DockerBackend) -> None:
         await (await backend.start({"f": b"x" * 1000}, SandboxLimits())).stop()
