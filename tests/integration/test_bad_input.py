@@ -16,7 +16,7 @@ import pytest
 REPOSITORY = Path(__file__).parents[2]
 SMALL = [
     "mix.phases.pretrain.tokens=20480",
-    "mix.phases.sft.tokens=20480",
+    "mix.phases.sft.tokens=35840",
     "mix.phases.sft.warmup_steps=1",
     "mix.sessions.num_sessions=64",
     "evaluation.num_tasks=2",

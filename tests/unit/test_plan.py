@@ -48,7 +48,7 @@ def test_stages_and_budgets(quickstart: RunPlan) -> None:
     phase = pretrain.phases[0]
     assert (phase.steps, phase.tokens, phase.sequences_per_rank) == (20, 20 * 512, 4)  # 10000 / 512 = 19.5
     assert pretrain.steps == sum(p.steps for p in pretrain.phases)
-    assert pretrain.detail == "at most 922,240 tokens"  # 10,240 of text, 750 steps of 4 sessions of up to 304
+    assert pretrain.detail == "at most 1,354,240 tokens"  # 10,240 of text, 750 steps of 4 sessions of up to 448
     assert (rl.steps, rl.episodes) == (60, 60 * 64)
     assert before.episodes == after.episodes == 512
 
@@ -81,11 +81,11 @@ def test_tokens_of_sessions_are_a_bound(quickstart: RunPlan) -> None:
     stages, _, rest = captured.get().partition("Mix")
     [text] = [line.split() for line in stages.splitlines() if line.startswith("  pretrain ")]
     [sft] = [line.split() for line in stages.splitlines() if line.startswith("  sft ")]
-    assert text[1:3] == ["20", "10.24k"] and sft[1:3] == ["750", "≤912.00k"]
+    assert text[1:3] == ["20", "10.24k"] and sft[1:3] == ["750", "≤1.34M"]
     assert "≤" not in text[3] and sft[3].startswith("≤")  # FLOP
-    assert " ".join(sft[4:]) == "sft: 4 sessions of at most 304 tokens a step, 4 a rank"
+    assert " ".join(sft[4:]) == "sft: 4 sessions of at most 448 tokens a step, 4 a rank"
     [sessions] = [line.split() for line in rest.splitlines() if "sessions of the expert" in line]
-    assert sessions[:5] == ["sft", "304", "sessions", "1", "≤912.00k"]
+    assert sessions[:5] == ["sft", "448", "sessions", "1", "≤1.34M"]
 
 
 def test_tokens_of_text_are_no_bound() -> None:
