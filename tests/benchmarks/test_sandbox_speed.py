@@ -11,6 +11,7 @@ import logging
 import statistics
 import time
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 
 import pytest
 
@@ -23,6 +24,8 @@ WIDE, CYCLES, COMMANDS, FORKS = 8, 240, 300, 40
 AIMS = {"cycles/s": 120, "round trip": 0.002, "fork": 0.015}
 """On two idle cores: cycles a second 8 wide, and seconds at the median of a command and of a fork."""
 COMMAND = "ls"
+THEIR_S, THEIR_TRIES = 100.0, 5
+"""For SWE-ReX: in all, and at a session."""
 BARE = ["--unshare-all", "--die-with-parent", "--ro-bind", "/", "/", "--proc", "/proc", "--dev", "/dev"]
 
 
@@ -82,7 +85,7 @@ async def ours(profile: str) -> dict[str, float]:
 
 
 async def theirs() -> dict[str, float] | None:
-    """SWE-ReX on the same commands; None where it is not installed."""
+    """SWE-ReX on the same commands; None where it is not installed, or does not get anywhere on this machine."""
     try:
         from swerex.deployment.local import LocalDeployment
         from swerex.runtime.abstract import BashAction, CreateBashSessionRequest
@@ -91,13 +94,14 @@ async def theirs() -> dict[str, float] | None:
     logging.getLogger("rex-deploy").setLevel(logging.CRITICAL)
 
     async def start() -> LocalDeployment:
-        while True:  # its session gives up after a second, which a busy machine takes
+        for _ in range(THEIR_TRIES):  # its session gives up after a second, which a busy machine takes
             deployment = LocalDeployment()
             await deployment.start()
             with contextlib.suppress(Exception):
                 await deployment.runtime.create_session(CreateBashSessionRequest(startup_timeout=5))
                 return deployment
             await deployment.stop()
+        raise TimeoutError
 
     async def run(deployment: LocalDeployment, command: str) -> None:
         await deployment.runtime.run_in_session(BashAction(command=command, check="silent"))
@@ -107,10 +111,14 @@ async def theirs() -> dict[str, float] | None:
         await run(deployment, "true")
         await deployment.stop()
 
-    numbers = {"cycles/s": await side_by_side(WIDE, 4 * WIDE, cycle)}
-    deployment = await start()
-    numbers["round trip"] = await median_s(20, lambda: run(deployment, COMMAND))
-    await deployment.stop()
+    try:
+        async with asyncio.timeout(THEIR_S):
+            numbers = {"cycles/s": await side_by_side(WIDE, 2 * WIDE, cycle)}
+            deployment = await start()
+            numbers["round trip"] = await median_s(20, lambda: run(deployment, COMMAND))
+            await deployment.stop()
+    except TimeoutError:
+        return None
     return numbers
 
 
@@ -125,20 +133,22 @@ async def bare() -> float:
 
 
 @pytest.mark.timeout(300)
-def test_cycles_commands_and_forks(capsys: pytest.CaptureFixture[str]) -> None:
+def test_cycles_commands_and_forks(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     try:
         mine = {profile: asyncio.run(ours(profile)) for profile in ("plain", "developer")}
     except SandboxStartError as error:
         pytest.skip(f"no sandbox starts on this machine: {error}")
     least = asyncio.run(bare())
+    monkeypatch.setenv("HOME", str(tmp_path))  # without what this user has their shells do first
     other = asyncio.run(theirs())
     with capsys.disabled():
         print(f"\nsandboxes, {WIDE} wide; on two idle cores: {shown(AIMS)}")
         for profile, numbers in mine.items():
             print(f"  profile {profile}: {shown(numbers)}")
         print(f"  bwrap alone: {least:.0f} cycles/s")
-        if other:
-            print(f"  SWE-ReX, unisolated: {shown(other)}")
+        print(f"  SWE-ReX, unisolated: {shown(other) if other else 'not measured'}")
     for numbers in mine.values():
         assert numbers["cycles/s"] > least / 3
         if other:
