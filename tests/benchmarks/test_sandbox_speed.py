@@ -150,7 +150,7 @@ def test_cycles_commands_and_forks(
         print(f"  bwrap alone: {least:.0f} cycles/s")
         print(f"  SWE-ReX, unisolated: {shown(other) if other else 'not measured'}")
     for numbers in mine.values():
-        assert numbers["cycles/s"] > least / 3
+        assert numbers["cycles/s"] > least / 5
         if other:
             assert numbers["cycles/s"] > 5 * other["cycles/s"]
             assert numbers["round trip"] < other["round trip"] / 10

@@ -254,9 +254,10 @@ def check_record(run_dir: Path, tmp_path: Path) -> None:
     rewards = client.get_metric_history(stages["rl"].info.run_id, "reward/mean")
     assert {m.step for m in rewards} == set(range(1, NUM_STEPS + 1))
     assert any(f.path.endswith("reward_curve.png") for f in client.list_artifacts(parent.info.run_id, "plots"))
-    # Every tool call of the sampled episodes is a span with its arguments; a step trained again is recorded once.
+    # Every tool call of the sampled episodes is a span with its arguments; a step trained again is recorded once. What
+    # this test cut off the ledger was sampled anew, under its old name: the record keeps what it had.
     lines = [json.loads(line) for line in (run_dir / "traces.jsonl").read_text().splitlines()]
-    sampled = {(r["stage"], r["step"], r["trajectory"]["episode_id"]): r["trajectory"]["turns"] for r in lines}
+    sampled = {(r["stage"], r["step"], r["trajectory"]["episode_id"]): r["trajectory"]["turns"] for r in lines[::-1]}
     calls = [(c["name"], c["arguments"]) for turns in sampled.values() for turn in turns for c in turn["tool_calls"]]
     spans = [s for t in client.search_traces(locations=[experiment.experiment_id]) for s in t.data.spans]
     sent = [(s.name, s.inputs) for s in spans if s.span_type == "TOOL"]
