@@ -29,7 +29,8 @@ from composer.errors import ConfigError, SandboxError, SandboxStartError, Snapsh
 from envs.sandbox import checks, state
 from envs.sandbox.control import ForkServerClient
 from envs.sandbox.limits import ControlGroup, ControlGroups, LimitError
-from envs.sandbox.machine import bwrap_path, check_limits, find_control_groups, sandbox_uid
+from envs.sandbox.limits_check import check_limits
+from envs.sandbox.machine import bwrap_path, find_control_groups, sandbox_uid
 from envs.sandbox.packages import pytest_files
 from envs.sandbox.private import folders_to_hide
 from envs.sandbox.realism import audit as realism

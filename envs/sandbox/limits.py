@@ -25,8 +25,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-LEAST_MEMORY_BYTES = 32 * 2**20
-LEAST_DISK_BYTES = 2**20
 OVERHEAD_PROCESSES = 4
 """bwrap's monitor, the sandbox's PID 1, the supervisor, and the persistent shell."""
 WATCH_INTERVAL_S = 0.02

@@ -6,9 +6,8 @@ import os
 import platform
 from pathlib import Path
 
-from composer.contract import SandboxLimits
 from composer.errors import SandboxStartError
-from envs.sandbox.limits import LEAST_DISK_BYTES, LEAST_MEMORY_BYTES, ControlGroups, LimitError
+from envs.sandbox.limits import ControlGroups, LimitError
 
 # Above the ranges that systemd and the subuid tools hand out (systemd's UIDS-GIDS.md), so that it owns no file.
 _OWN_UID = 1_879_048_208
@@ -59,31 +58,3 @@ def sandbox_uid() -> int:
         if any(first <= uid < end for first, end in ranges):
             return uid
     return 0
-
-
-def check_limits(limits: SandboxLimits) -> None:
-    """Refuse limits that no sandbox can work with.
-
-    Raises:
-        SandboxStartError: one of them is too small, or the disk takes too much of the memory.
-    """
-    for name, least in (
-        ("memory_bytes", LEAST_MEMORY_BYTES),
-        ("disk_bytes", LEAST_DISK_BYTES),
-        ("num_processes", 1),
-        ("file_bytes", 1),
-        ("cpu_seconds", 1),
-        ("output_bytes", 1),
-    ):
-        value = getattr(limits, name)
-        if value < least:
-            raise SandboxStartError(f"{name}={value} is too small for a sandbox: at least {least}")
-    if limits.disk_bytes > limits.memory_bytes // 2:
-        # With all of its memory full of files, a sandbox would end when its next command starts.
-        raise SandboxStartError(
-            f"disk_bytes={limits.disk_bytes} lies in memory, with what runs: at most half of "
-            f"memory_bytes={limits.memory_bytes}"
-        )
-    for name in ("exec_timeout_s", "lifetime_s"):
-        if not getattr(limits, name) > 0:
-            raise SandboxStartError(f"{name}={getattr(limits, name)} must be above 0")

@@ -17,7 +17,6 @@ from envs.tools.episode import EpisodeState
 
 _MARKS = {"pending": "[ ]", "in_progress": "[>]", "completed": "[x]", "cancelled": "[-]"}
 STATUSES = tuple(_MARKS)
-DONE = frozenset({"completed", "cancelled"})
 
 
 @dataclass(frozen=True)
@@ -28,11 +27,6 @@ class TodoItem:
     content: str
     status: str
     """One of `STATUSES`."""
-
-    @property
-    def is_done(self) -> bool:
-        """Whether nothing is left to do about it."""
-        return self.status in DONE
 
 
 def _parameters(strict: bool) -> dict[str, Any]:

@@ -30,13 +30,14 @@ from composer.errors import SandboxError, SandboxStartError, SnapshotGoneError
 from composer.types import Pressure
 from envs.sandbox import state
 from envs.sandbox.docker import checks, images, owner, prepared, scenery
-from envs.sandbox.docker.container import Settings, check_limits, is_below
+from envs.sandbox.docker.container import Settings, is_below
 from envs.sandbox.docker.engine import Engine, EngineRefusal
 from envs.sandbox.docker.once import Once
 from envs.sandbox.docker.pressure import LIMITS as PROBE_LIMITS
 from envs.sandbox.docker.pressure import Gauge, in_words
 from envs.sandbox.docker.sandbox import DockerSandbox
 from envs.sandbox.docker.snapshots import SnapshotStore
+from envs.sandbox.limits_check import check_limits
 from envs.sandbox.realism import audit as realism
 from envs.sandbox.realism.load import load_profile
 

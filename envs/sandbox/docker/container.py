@@ -30,8 +30,8 @@ import docker
 from docker.types import Ulimit
 
 from composer.contract import SandboxLimits
-from composer.errors import SandboxStartError
 from envs.sandbox.docker import scenery, system_calls
+from envs.sandbox.limits_check import LEAST_DISK_BYTES
 from envs.sandbox.realism.profile import Profile
 
 UID = 1000
@@ -40,8 +40,6 @@ OVERHEAD_PROCESSES = 4
 _EXEC_PROCESSES = 8
 """Threads of the engine's own that are in the container while it starts a program there."""
 OPEN_FILES = 1024
-_LEAST_MEMORY_BYTES = 32 * 2**20
-_LEAST_DISK_BYTES = 2**20
 PAGE_BYTES = 4096
 CERTIFICATES = "/etc/ssl/certs"
 """In a sandbox with a network a file system in memory, which root alone can write to: with the proxy's in it."""
@@ -92,7 +90,7 @@ class Settings:
     @property
     def kept_places(self) -> list[str]:
         """The folders that a snapshot holds."""
-        return [place for place in self.places(_LEAST_DISK_BYTES) if place != _SHARED_MEMORY]
+        return [place for place in self.places(LEAST_DISK_BYTES) if place != _SHARED_MEMORY]
 
     @property
     def environment(self) -> dict[str, str]:
@@ -108,32 +106,6 @@ class Settings:
 def is_below(path: str, folder: str) -> bool:
     """Whether a path is a folder or lies in it."""
     return posixpath.commonpath([path, folder]) == posixpath.normpath(folder)
-
-
-def check_limits(limits: SandboxLimits) -> None:
-    """Refuse limits that no sandbox can work with.
-
-    Raises:
-        SandboxStartError: one of them is too small, or the disk takes too much of the memory.
-    """
-    for name, least in (
-        ("memory_bytes", _LEAST_MEMORY_BYTES),
-        ("disk_bytes", _LEAST_DISK_BYTES),
-        ("num_processes", 1),
-        ("file_bytes", 1),
-        ("cpu_seconds", 1),
-        ("output_bytes", 1),
-    ):
-        if (value := getattr(limits, name)) < least:
-            raise SandboxStartError(f"{name}={value} is too small for a sandbox: at least {least}")
-    if limits.disk_bytes > limits.memory_bytes // 2:
-        raise SandboxStartError(
-            f"disk_bytes={limits.disk_bytes} lies in memory, with what runs: at most half of "
-            f"memory_bytes={limits.memory_bytes}"
-        )
-    for name in ("exec_timeout_s", "lifetime_s"):
-        if not getattr(limits, name) > 0:
-            raise SandboxStartError(f"{name}={getattr(limits, name)} must be above 0")
 
 
 def create(

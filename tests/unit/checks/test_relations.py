@@ -19,7 +19,7 @@ from composer.checks.stages import check_env
 from composer.compose import apply, compose
 from composer.errors import ConfigError, PlanError
 from composer.schema import Config, LimitsConfig, ParallelConfig, PhaseConfig, PhaseKind
-from envs.sandbox import limits
+from envs.sandbox import limits_check
 
 NO_TOOLS = [f"~env.tools.{name}" for name in ("read_file", "search_replace", "list_dir", "grep", "shell", "finish")]
 CUDA = ("parallel.accelerator=cuda", "parallel.num_nodes=0")
@@ -194,8 +194,8 @@ def test_addresses_that_hold(uri: str) -> None:
 
 def test_least_limits_are_those_of_the_backend() -> None:
     least = {f.name: f.metadata["minimum"] for f in fields(LimitsConfig)}
-    assert least["memory_bytes"] == limits.LEAST_MEMORY_BYTES
-    assert least["disk_bytes"] == limits.LEAST_DISK_BYTES
+    assert least["memory_bytes"] == limits_check.LEAST_MEMORY_BYTES
+    assert least["disk_bytes"] == limits_check.LEAST_DISK_BYTES
 
 
 class OnDisk:
