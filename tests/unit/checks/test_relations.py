@@ -245,9 +245,9 @@ def test_logits_of_a_rank_by_hand() -> None:
     # RL: 8192 tokens and a row of 512 to fill up, all of the 1024 words on each of two tensor-parallel ranks
     rl = configured(["stages=[pretrain,evaluate_before,rl]", "parallel.tensor_parallel=2"])
     assert rank_memory(rl).logits == (8192 + 512) * rl.model.vocab_size * 3 * 4
-    # pretraining: at most 4 rows of 304 tokens and one to fill up, half of the words on each
+    # pretraining: at most 4 rows of 448 tokens and one to fill up, half of the words on each
     pretraining = configured(["stages=[pretrain]", "parallel.tensor_parallel=2"])
-    assert rank_memory(pretraining).logits == 5 * 304 // 2 * rl.model.vocab_size * 3 * 4
+    assert rank_memory(pretraining).logits == 5 * 448 // 2 * rl.model.vocab_size * 3 * 4
 
 
 def test_numbers_of_a_config() -> None:
@@ -259,13 +259,13 @@ def test_numbers_of_a_config() -> None:
 @pytest.mark.parametrize(
     ("overrides", "tokens"),
     [
-        ([], 4 * 304),  # pretrain: 4 rows of 128; SFT: at most 4 of 304
+        ([], 4 * 448),  # pretrain: 4 rows of 128; SFT: at most 4 of 448
         (["mix.phases.pretrain.seq_len=2048", "mix.phases.pretrain.batch_size=6"], 4 * 2048),  # as 8192 hold
         (["mix.phases.pretrain.seq_len=1500", "mix.phases.pretrain.batch_size=8"], 5 * 1500),
         (["mix.phases.sft.seq_len=1500", "mix.phases.sft.batch_size=8"], 8192),  # 8 rows of 1024 tokens
         (["mix.phases.sft.seq_len=1500", "mix.phases.sft.batch_size=8", "parallel.data_parallel_shard=4"], 2 * 1500),
         # the trainer fills up to as many rows as there are tensor-parallel ranks
-        (["mix.phases.pretrain.batch_size=1", "mix.phases.sft.batch_size=1", "parallel.tensor_parallel=4"], 4 * 304),
+        (["mix.phases.pretrain.batch_size=1", "mix.phases.sft.batch_size=1", "parallel.tensor_parallel=4"], 4 * 448),
         (
             ["model.tie_embeddings=false", "parallel.pipeline_parallel=2", "mix.phases.pretrain.seq_len=512"],
             512,  # one row at a time
