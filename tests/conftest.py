@@ -6,6 +6,8 @@ it, and every shared-memory segment, temporary folder, cgroup or mount of ours t
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import os
 import re
 import signal
@@ -13,6 +15,7 @@ import subprocess
 import tempfile
 import time
 import uuid
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -40,6 +43,8 @@ ORDER = ("unit", "integration", "benchmarks")
 REPO = Path(__file__).resolve().parents[1]
 ENGINE_S = 240.0
 """For a Docker engine to be installed and started."""
+MOST_DESCRIPTORS = 64
+"""By which a file of tests may leave more open than it found: what libraries keep from their first use on."""
 NO_ENGINE = pytest.StashKey[str]()
 NO_EGRESS = pytest.StashKey[str]()
 
@@ -142,6 +147,17 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         terminalreporter.section("the Docker backend was NOT tested", yellow=True, bold=True)
         terminalreporter.line(said)
         terminalreporter.line("With an engine that this user may use: DOCKER_HOST=<its address> make test")
+    reasons = Counter(skip_reason(report) for report in terminalreporter.stats.get("skipped", []))
+    if reasons:
+        terminalreporter.section(f"{reasons.total()} tests were skipped", yellow=True, bold=True)
+    for reason, number in sorted(reasons.items()):
+        terminalreporter.line(f"skipped {number}: {reason}")
+
+
+def skip_reason(report: pytest.TestReport | pytest.CollectReport) -> str:
+    """Why a test, or a file of tests, was skipped, in one line."""
+    said = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+    return " ".join(said.removeprefix("Skipped: ").split())
 
 
 def marked_processes() -> dict[int, str]:
@@ -220,6 +236,29 @@ def one_process(monkeypatch: pytest.MonkeyPatch) -> None:
     ranks = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
     for name, value in ranks.items():
         monkeypatch.setenv(name, value)
+
+
+def descriptors() -> dict[int, str]:
+    """This process's open file descriptors: number -> what it is of."""
+    found = {}
+    for link in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):  # the one that lists the folder
+            found[int(link.name)] = str(link.readlink())
+    return found
+
+
+@pytest.fixture(scope="module", autouse=True)
+def descriptors_are_closed() -> Iterator[None]:
+    """Fail a file of tests that leaves descriptors open: a process that runs for long would die of it."""
+    before = descriptors()
+    yield
+    deadline = time.monotonic() + GRACE_S
+    while len(left := descriptors()) - len(before) > MOST_DESCRIPTORS and time.monotonic() < deadline:
+        gc.collect()  # transports that an event loop left behind
+        time.sleep(0.2)
+    more = len(left) - len(before)
+    kinds = Counter(re.sub(r"\d+", "N", what) for number, what in left.items() if before.get(number) != what)
+    assert more <= MOST_DESCRIPTORS, f"these tests left {more} descriptors open, among them: {kinds.most_common(5)}"
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -96,11 +96,14 @@ for server in servers:
 if not os.fork():
     os.execve("/bin/sh", ["sh", "-c", "sleep 60; :", secret], os.environ | {"BAIT": secret})
 os.write(writing, b"x")
-import select
+import selectors
+guests = selectors.DefaultSelector()
+for server in servers:
+    guests.register(server, selectors.EVENT_READ)
 end = time.monotonic() + 60
 while time.monotonic() < end:
-    for server in select.select(servers, [], [], 1)[0]:
-        guest, _ = server.accept()
+    for key, _ in guests.select(1):
+        guest, _ = key.fileobj.accept()
         guest.sendall(secret.encode())
         guest.close()
 """

@@ -94,7 +94,9 @@ def end_with(owner: int, folder: Path) -> None:
     pidfd = os.pidfd_open(owner)
 
     def watch() -> None:
-        select.select([pidfd], [], [])
+        ended = select.poll()  # select(2) knows no descriptor beyond 1023
+        ended.register(pidfd, select.POLLIN)
+        ended.poll()
         shutil.rmtree(folder, ignore_errors=True)
         os._exit(0)
 

@@ -22,7 +22,6 @@ import gc
 import json
 import os
 import resource
-import select
 import selectors
 import signal
 import socket
@@ -37,6 +36,7 @@ from envs.sandbox.launcher import Launcher
 from envs.sandbox.programs import IGNORED
 from envs.sandbox.realism import network
 from envs.sandbox.rootfs import environment
+from envs.waiting import ready
 
 CLOSED = 3
 """Exit status after the owner's last word, as against its silence."""
@@ -335,7 +335,7 @@ class ForkServer:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(sandbox.init_pidfd, signal.SIGKILL)
             # bwrap's monitor must see PID 1 through: it is killed only when that is gone.
-            if not select.select([sandbox.init_pidfd], [], [], 0)[0]:
+            if not ready(sandbox.init_pidfd, timeout_s=0):
                 return
         if sandbox.monitor in sandbox.alive:
             os.kill(sandbox.monitor, signal.SIGKILL)

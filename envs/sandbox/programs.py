@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 from envs.sandbox.frames import Body
 from envs.sandbox.limits import WATCH_INTERVAL_S, MemoryWatch
+from envs.waiting import ready
 
 IGNORED = (signal.SIGINT, signal.SIGPIPE, signal.SIGXFSZ)
 """Signals that a supervisor ignores. All others are as the kernel has them, and so for its children."""
@@ -311,7 +312,7 @@ def run_program(
     try:
         watch = Watch(inside, read_end, cap, timeout_s, keep)
         watch.wait(ended, (stdin_write, stdin.read()) if stdin_write >= 0 else None)
-        select.select([ended], [], [], GRACE_S)
+        ready(ended, timeout_s=GRACE_S)
         code = reap(pid)
         return watch.result(128 + signal.SIGKILL if code is None else code)
     finally:

@@ -11,11 +11,11 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-import select
 import signal
 import time
 
 from envs.sandbox.programs import CHUNK, GRACE_S, IGNORED, Inside, Result, Watch, reap, start_child
+from envs.waiting import ready
 
 _OUTPUT_FD, _COMMAND_FD, _STATUS_FD = 197, 198, 199
 # The streams are given anew to each command, since the one before may have closed its own by `exec`.
@@ -112,7 +112,7 @@ class PersistentShell:
         return result
 
     def _collect(self) -> int | None:
-        select.select([self._pidfd], [], [], GRACE_S)
+        ready(self._pidfd, timeout_s=GRACE_S)
         return reap(self._pid)
 
     def _send(self, data: bytes, deadline: float) -> bool:
@@ -120,7 +120,7 @@ class PersistentShell:
             try:
                 data = data[os.write(self._command, data[:CHUNK]) :]
             except BlockingIOError:
-                if not select.select([], [self._command], [], max(0.0, deadline - time.monotonic()))[1]:
+                if not ready(self._command, timeout_s=deadline - time.monotonic(), to_write=True):
                     return False
             except BrokenPipeError:
                 return False

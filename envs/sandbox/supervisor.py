@@ -13,7 +13,6 @@ import errno
 import itertools
 import os
 import resource
-import select
 import signal
 import socket
 from collections.abc import Callable, Sequence
@@ -25,6 +24,7 @@ from envs.sandbox.programs import Inside, Result, execute, kill_others, run_prog
 from envs.sandbox.rootfs import Rootfs
 from envs.sandbox.seccomp import build_filter
 from envs.sandbox.shell import PersistentShell
+from envs.waiting import ready
 
 _SANDBOX_NAMESPACES = (
     linux.CLONE_NEWUSER
@@ -245,7 +245,7 @@ class Supervisor:
 
     def _watch_background(self, channel: socket.socket, memory: limits.MemoryWatch) -> None:
         """Between commands: look at the memory of what was left running."""
-        while not select.select([channel], [], [], limits.WATCH_INTERVAL_S)[0]:
+        while not ready(channel.fileno(), timeout_s=limits.WATCH_INTERVAL_S):
             if memory.is_over():
                 kill_others(self._inside.members, {self._assignment.init_pid})
             elif len(self._inside.members()) <= 2:

@@ -10,7 +10,6 @@ import contextlib
 import json
 import os
 import resource
-import select
 import signal
 import socket
 import sys
@@ -23,6 +22,7 @@ if __name__ == "__main__":
 
 from envs.sandbox import forkserver, linux
 from envs.sandbox.state import remove_leftovers
+from envs.waiting import ready
 
 _OWNER_ENDS_S = 2.0
 
@@ -68,15 +68,14 @@ def _leave_namespaces() -> str:
 def _watch(owner: int, child: int, settings: dict[str, Any]) -> NoReturn:
     """Wait for the fork server to end, ending it if the owner goes first; then clean up in the owner's place."""
     ended = os.pidfd_open(child)
-    ready = select.select([owner, ended], [], [])[0]
-    if owner in ready:
+    if owner in ready(owner, ended):
         with contextlib.suppress(ProcessLookupError):
             os.kill(child, signal.SIGKILL)
     _, status = os.waitpid(child, 0)
     closed = os.waitstatus_to_exitcode(status) == forkserver.CLOSED
     # An owner that closed its backend, or lives on for another reason, cleans up itself. One that is ending has closed
     # its files, which ends the fork server, some moments before it is seen to have ended.
-    if not closed and select.select([owner], [], [], _OWNER_ENDS_S)[0]:
+    if not closed and ready(owner, timeout_s=_OWNER_ENDS_S):
         remove_leftovers(settings["state"], settings["control_groups"])
     os._exit(0)
 

@@ -7,7 +7,6 @@ import contextlib
 import json
 import os
 import secrets
-import select
 import subprocess
 import sys
 import tempfile
@@ -19,6 +18,7 @@ from typing import IO
 from composer.errors import ToolError
 from envs.shadow.python_pages import CORPUS
 from envs.shadow.server import TOKEN_ENV
+from envs.waiting import ready
 
 _ROOT = Path(__file__).resolve().parents[2]
 _START_S = 60.0
@@ -116,7 +116,7 @@ def _read_line(stream: IO[bytes], timeout_s: float) -> bytes:
     """
     deadline, data = time.monotonic() + timeout_s, b""
     while not data.endswith(b"\n"):
-        if not select.select([stream], [], [], max(0.0, deadline - time.monotonic()))[0]:
+        if not ready(stream.fileno(), timeout_s=deadline - time.monotonic()):
             raise TimeoutError(f"it does not listen after {timeout_s:g} s")
         chunk = os.read(stream.fileno(), 4096)
         if not chunk:

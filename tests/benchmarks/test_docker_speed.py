@@ -163,7 +163,7 @@ def test_beside_swe_rex(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    pytest.importorskip("swerex")
+    pytest.importorskip("swerex", reason="swe-rex is not installed (extra `test`)")
     if shutil.which("docker") is None:
         pytest.skip("SWE-ReX talks to the engine with the program `docker`, which is not installed")
     monkeypatch.setenv("DOCKER_HOST", docker_engine)

@@ -1,5 +1,6 @@
 """A run under which Ray's own processes are killed: one sentence, nothing left behind, and it is resumed."""
 
+import contextlib
 import json
 import os
 import subprocess
@@ -61,10 +62,14 @@ def of_run(driver: int) -> list[psutil.Process]:
 
 def kill(driver: int, *names: str) -> None:
     """Kill Ray's processes of these names; without names, all that the driver has."""
-    doomed = [p for p in psutil.Process(driver).children(recursive=True) if not names or p.name() in names]
+    doomed = []
+    for process in psutil.Process(driver).children(recursive=True):
+        # Some children live for a moment only, and killing one ends others: what is gone needs no kill.
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if not names or process.name() in names:
+                process.kill()
+                doomed.append(process)
     assert len(doomed) >= max(1, len(names))
-    for process in doomed:
-        process.kill()
 
 
 @pytest.mark.slow

@@ -133,7 +133,7 @@ MODULES = {
 @pytest.mark.parametrize("name", COMMANDS)
 def test_an_agent_trains(name: str, checkpoint: Path, tmp_path: Path) -> None:
     if importlib.util.find_spec(MODULES[name]) is None:
-        pytest.skip(f"{name} is not installed")
+        pytest.skip(f"{MODULES[name]}, which {name} needs, is not installed (extra `test`)")
     env_of(name, tmp_path)
     overrides = [
         *("--config-dir", str(tmp_path), "env=tried", "stages=[rl]", "plugins=[text_grader]"),
