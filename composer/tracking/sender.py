@@ -100,6 +100,8 @@ class Sender:
         self._wake.set()
         if self._thread.is_alive():
             self._thread.join(deadline_s)
+        if not self._thread.is_alive():
+            self.server.close()
         for journal in self.journals.values():
             journal.close()
 

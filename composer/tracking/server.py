@@ -105,6 +105,14 @@ class Server:
                 self.experiment_id = found.experiment_id
             self._client = client
 
+    def close(self) -> None:
+        """Let go of a database's files, which MLflow would hold to the end of the process. May be used again."""
+        # MLflow shares one engine a database within a process: what others are in the middle of goes on.
+        store = None if self._client is None else self._client._tracking_client.store
+        engine = getattr(store, "engine", None)  # a server at http:// has none
+        if engine is not None:
+            engine.dispose()
+
     def create_run(self, key: str, name: str, start_ms: int, tags: Mapping[str, str], look_first: bool) -> str:
         """Create a run.
 

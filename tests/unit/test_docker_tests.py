@@ -29,6 +29,7 @@ class Reporter:
 
     def __init__(self) -> None:
         self.lines: list[str] = []
+        self.stats: dict[str, list[Any]] = {}
 
     def section(self, title: str, **_: Any) -> None:
         self.lines.append(title)
@@ -44,6 +45,18 @@ def test_an_engine_that_starts_is_used(conftest: Any, tmp_path: Path) -> None:
     reporter = Reporter()
     conftest.pytest_terminal_summary(reporter, config)
     assert reporter.lines == []
+
+
+def test_every_reason_for_skipping_is_a_line_of_its_own(conftest: Any) -> None:
+    reporter = Reporter()
+    reasons = ("Skipped: swe-rex is not installed", "Skipped: no NVIDIA GPU", "Skipped: swe-rex is not\ninstalled")
+    reporter.stats["skipped"] = [SimpleNamespace(longrepr=("test_x.py", 3, reason)) for reason in reasons]
+    conftest.pytest_terminal_summary(reporter, SimpleNamespace(stash=pytest.Stash()))
+    assert reporter.lines == [
+        "3 tests were skipped",
+        "skipped 1: no NVIDIA GPU",
+        "skipped 2: swe-rex is not installed",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -123,7 +123,9 @@ sys.exit(7)
     assert exact(policy, t)
 
 
-@pytest.mark.skipif(importlib.util.find_spec("minisweagent") is None, reason="mini-swe-agent is not installed (extra `test`)")
+@pytest.mark.skipif(
+    importlib.util.find_spec("minisweagent") is None, reason="mini-swe-agent is not installed (extra `test`)"
+)
 def test_mini_swe_agent(runner, backend, chat) -> None:
     """A tool call, a turn without one, which it drops and asks again, and its own end."""
     policy = Policy(

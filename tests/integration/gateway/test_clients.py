@@ -289,7 +289,9 @@ def test_a_full_context_is_the_error_that_agents_know(runner: asyncio.Runner, ch
 
 
 def test_litellm_knows_a_full_context_too(runner: asyncio.Runner, chat: Chat) -> None:
-    litellm = pytest.importorskip("litellm", reason="litellm is not installed: it comes with mini-swe-agent (extra `test`)")
+    litellm = pytest.importorskip(
+        "litellm", reason="litellm is not installed: it comes with mini-swe-agent (extra `test`)"
+    )
 
     async def play() -> None:
         async with served(chat, []) as s:

@@ -38,6 +38,22 @@ def runs_of(run_dir: Path) -> dict[str, Run]:
     return {run.info.run_name: run for run in client.search_runs([experiment.experiment_id])}
 
 
+def test_a_closed_record_holds_no_file_open(make_config: Config, run_dir: Path) -> None:
+    def held() -> list[str]:
+        links = list(Path("/proc/self/fd").iterdir())
+        return [what for link in links if (what := os.path.realpath(link)).startswith(str(run_dir.parent.resolve()))]
+
+    with Record.open(make_config(), run_dir, warn=pytest.fail) as record:
+        record.log(1, {"loss": 1.0}, stage=None)
+        assert record.flush()
+        assert any(Path(what).name == "mlflow.db" for what in held())
+    assert held() == []
+    with Record.open(make_config(), run_dir, warn=pytest.fail) as record:
+        record.log(2, {"loss": 1.0}, stage=None)
+        assert record.flush(), "the database can be used again"
+    assert held() == []
+
+
 def test_a_run_with_nested_stages(make_config: Config, run_dir: Path, trajectory: Trajectory) -> None:
     warnings: list[str] = []
     plan = run_dir / "plan.yaml"

@@ -15,8 +15,8 @@ from composer.rollout.chat import Chat
 from composer.rollout.harness import HarnessLimits
 from tests.unit.gateway.policy import Line, Policy
 
-MOST_S = 2.0
-"""On a machine that others press as well; alone it is below 0.5."""
+MOST_CPU_S = 1.0
+"""Of this process, from one turn of its loop to the next. Alone it is below 0.5, and others' load adds nothing to it."""
 LARGEST = 2**24 - 1000
 USER = {"role": "user", "content": "hi"}
 PATHS = ("/v1/chat/completions", "/v1/messages/count_tokens")
@@ -48,10 +48,11 @@ def test_the_loop_goes_on(chat: Chat, what: str) -> None:
 
         async def beat() -> None:
             nonlocal worst
-            before = time.monotonic()
+            before = time.process_time()
             while True:
                 await asyncio.sleep(0.005)
-                worst, before = max(worst, time.monotonic() - before), time.monotonic()
+                now = time.process_time()
+                worst, before = max(worst, now - before), now
 
         beating = asyncio.create_task(beat())
         with gateway.serving(record) as key:
@@ -65,4 +66,4 @@ def test_the_loop_goes_on(chat: Chat, what: str) -> None:
         assert record.failure is None
         return worst
 
-    assert asyncio.run(go()) < MOST_S
+    assert asyncio.run(go()) < MOST_CPU_S

@@ -1,4 +1,4 @@
-"""A backend holds as much after many sandboxes as after a few: descriptors, threads, processes and their descriptors."""
+"""A backend holds as much after many sandboxes as after a few: descriptors, threads, processes, and what those hold."""
 
 from __future__ import annotations
 
