@@ -33,7 +33,7 @@ class BugInjectionTaskset(FiniteTaskset):
 
     def __init__(
         self,
-        path: str,
+        path: str | None = None,
         name: str = "bug_injection",
         kinds: Sequence[str] = KINDS,
         max_per_function: int = 8,
@@ -49,7 +49,7 @@ class BugInjectionTaskset(FiniteTaskset):
         """Read the repository and find the mutations.
 
         Args:
-            path: the repository's folder.
+            path: the repository's folder; None: there are no tasks yet.
             name: begins the tasks' ids.
             kinds: of mutations, of `KINDS`.
             max_per_function: how many mutations of a function are tasks.
@@ -74,9 +74,15 @@ class BugInjectionTaskset(FiniteTaskset):
             raise ConfigError("env.taskset.args.history", history, f"must be one of {', '.join(HISTORIES)}")
         self._setup = setup_command(history) if image else ""
         self.name, self.visible_tests, self.image = name, visible_tests, image
+        self._mutations: dict[str, tuple[str, str, Mutation]] = {}
+        if path is None:
+            absent = "give env.taskset.args.path the folder of a Python repository with tests"
+            super().__init__(
+                (), evaluation_share=evaluation_share, seed=seed, epochs=epochs, checked=checked, absent=absent
+            )
+            return
         self.repository = Repository(path)
         self._recipe = self.repository.recipe(test_command)
-        self._mutations: dict[str, tuple[str, str, Mutation]] = {}
         families: dict[str, str] = {}
         seen: set[str] = set()
         for file, source in self.repository.library.items():

@@ -129,7 +129,7 @@ class CodeioTaskset(FiniteTaskset):
 
     def __init__(
         self,
-        path: str = "",
+        path: str | None = "",
         name: str = "codeio",
         kinds: Sequence[str] = ("implement",),
         modules: Sequence[str] = (),
@@ -141,7 +141,8 @@ class CodeioTaskset(FiniteTaskset):
         """Read the records; those that are of no use are left out.
 
         Args:
-            path: codeio-hq.jsonl.gz, or a file of that shape; "": that of the installed `reasoning-gym`.
+            path: codeio-hq.jsonl.gz, or a file of that shape; "": that of the installed `reasoning-gym`; None:
+                there are no tasks yet.
             name: begins the tasks' ids.
             kinds: of tasks, of `KINDS`.
             modules: what sandboxes have beside the standard library, for example numpy.
@@ -156,8 +157,14 @@ class CodeioTaskset(FiniteTaskset):
         if not kinds or set(kinds) - set(KINDS):
             raise ConfigError("env.taskset.args.kinds", list(kinds), f"must be some of {', '.join(KINDS)}")
         self.name = name
-        file = Path(path) if path else installed_file("reasoning-gym", "codeio-hq.jsonl.gz", "codeio.jsonl.gz")
         self._tasks: dict[str, tuple[str, Problem]] = {}
+        if path is None:
+            absent = "give env.taskset.args.path a copy of codeio-hq.jsonl.gz of reasoning-gym"
+            super().__init__(
+                (), evaluation_share=evaluation_share, seed=seed, epochs=epochs, checked=checked, absent=absent
+            )
+            return
+        file = Path(path) if path else installed_file("reasoning-gym", "codeio-hq.jsonl.gz", "codeio.jsonl.gz")
         families = {}
         for record in read_records(file, ()):
             problem = read_problem(record, modules)

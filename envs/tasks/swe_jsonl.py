@@ -39,7 +39,7 @@ class SweJsonlTaskset(FiniteTaskset):
 
     def __init__(
         self,
-        path: str,
+        path: str | None = None,
         name: str = "swe",
         image: str = "",
         repositories: str = "",
@@ -54,7 +54,7 @@ class SweJsonlTaskset(FiniteTaskset):
         """Read the instances.
 
         Args:
-            path: a file of JSON lines, or .jsonl.gz.
+            path: a file of JSON lines, or .jsonl.gz; None: there are no tasks yet.
             name: begins the tasks' ids.
             image: the image of an instance that names none (`IMAGE_FIELDS`); {instance_id}, {repo}, {base_commit}, and
                 {tag}, the id in the spelling of SWE-bench's registry, are filled in.
@@ -82,6 +82,12 @@ class SweJsonlTaskset(FiniteTaskset):
             raise ConfigError("env.taskset.args.repositories", repositories, "name a folder with a folder an instance")
         self._instances: dict[str, dict[str, Any]] = {}
         self._images: dict[str, str] = {}
+        if path is None:
+            absent = "give env.taskset.args.path a file of JSON lines in the shape of SWE-bench"
+            super().__init__(
+                (), evaluation_share=evaluation_share, seed=seed, epochs=epochs, checked=checked, absent=absent
+            )
+            return
         for record in read_records(Path(path), FIELDS):
             instance = record["instance_id"]
             if not instance or "/" in instance or instance.startswith("."):
