@@ -10,6 +10,8 @@ from composer.cli import COMMANDS as COMMAND_WORDS
 from composer.cli import main, split_command
 from composer.compose import compose
 from composer.instantiate import check_targets
+from composer.monitor.rules import RULES
+from envs.attacks import catalogue
 
 README = (Path(__file__).parents[2] / "README.md").read_text()
 
@@ -149,3 +151,24 @@ def test_tab_completion(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: p
 @pytest.mark.parametrize("path", re.findall(r"\]\(((?!http)[^)]+)\)", README))
 def test_what_is_linked_is_there(path: str) -> None:
     assert (Path(__file__).parents[2] / path).exists()
+
+
+TREE = re.search(r"^## The tree\n(.*?)^## ", README, re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.parametrize("package", ["composer", "envs"])
+def test_the_tree_has_every_part(package: str) -> None:
+    """Modules by their file names, packages by theirs and a slash."""
+    assert TREE is not None
+    root = Path(__file__).parents[2]
+    named = set(re.findall(r"(?<![\w/])([a-z_]+(?:\.py|/))", TREE[1]))
+    modules = {p.name for p in (root / package).glob("*.py")} - {"__init__.py", "__main__.py"}
+    packages = {f"{p.parent.name}/" for p in (root / package).glob("*/__init__.py")}
+    assert modules | packages <= named
+    assert all(any((root / p / name).exists() for p in (".", "composer", "envs", "tests")) for name in named)
+
+
+def test_what_is_counted() -> None:
+    """The attacks that `python -m envs.attacks` tries, and the rules of the monitor."""
+    assert f"`python -m envs.attacks` tries {len(catalogue.load())} attacks" in README
+    assert f"{len(RULES)} rules" in README
