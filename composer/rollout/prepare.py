@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
 from composer.contract import Sandbox, SandboxBackend, SandboxLimits, Snapshot
-from composer.errors import SandboxError, TaskError
+from composer.errors import SandboxError, SnapshotGoneError, TaskError
 from composer.rollout.deadline import not_counted
 from composer.types import Task
 
@@ -89,7 +89,7 @@ class PreparedTask:
         self.task, self.agents_backend, self._limits = task, backend, agents_limits(task, limits)
         many = len(task.files) > _MANY_FILES or sum(map(len, task.files.values())) > _MANY_BYTES
         self._is_shared = num_siblings > 1 and (many or bool(task.setup))
-        self._lock = asyncio.Lock()
+        self._lock, self._emptying = asyncio.Lock(), asyncio.Lock()
         self._base: Snapshot | None = None
         self._bare: Snapshot | None = None
         self._failure: TaskError | None = None
@@ -109,7 +109,7 @@ class PreparedTask:
             if self._base is None:
                 # Whoever comes first gets the very sandbox of which the snapshot is.
                 return await self._prepare()
-        return await self.agents_backend.start({}, living(self._limits), base=self._base)
+        return await self.start_on(self.base, {}, living(self._limits))
 
     async def start_from(self, path: Path) -> Sandbox:
         """A sandbox for an agent with the files that a sandbox of this task had when they were saved.
@@ -143,23 +143,48 @@ class PreparedTask:
         Raises:
             SandboxError, SandboxStartError, TaskError: as of `start`.
         """
-        base = await self.base()
         with not_counted():
-            return await self._bare_of(base)
+            async with self._emptying:
+                if self._bare is None:
+                    self._bare = await self._empty()
+                return self._bare
 
-    async def _bare_of(self, base: Snapshot) -> Snapshot:
-        async with self._lock:
-            if self._bare is None:
-                sandbox = await self.agents_backend.start({}, self._limits, base=base)
-                try:
-                    done = await sandbox.exec(["find", ".", "-mindepth", "1", "-delete"])
-                    if done.exit_code:
-                        said = " ".join(done.output[-_SHOWN_BYTES:].decode(errors="replace").split())
-                        raise TaskError(f"what the setup of task {self.task.id} made cannot be removed again ({said})")
-                    self._bare = await self._keep(sandbox)
-                finally:
-                    await _stop(sandbox)
-            return self._bare
+    async def start_on(
+        self, state: Callable[[], Awaitable[Snapshot]], files: Mapping[str, bytes], limits: SandboxLimits
+    ) -> Sandbox:
+        """A sandbox that starts from `base` or `bare`.
+
+        If the state has vanished (somebody cleaned the disk, the backend began anew) it is prepared once more: the task
+        is still what it was.
+
+        Raises:
+            SandboxError, SandboxStartError, TaskError: as of `start`.
+        """
+        found = await state()
+        try:
+            return await self.agents_backend.start(files, limits, base=found)
+        except SnapshotGoneError:
+            await self._forget(found)
+        return await self.agents_backend.start(files, limits, base=await state())
+
+    async def _forget(self, gone: Snapshot) -> None:
+        # A sibling may have met this first, and made another already.
+        if self._base is gone:
+            self._base = None
+        if self._bare is gone:
+            self._bare = None
+        await self.agents_backend.drop(gone)
+
+    async def _empty(self) -> Snapshot:
+        sandbox = await self.start_on(self.base, {}, self._limits)
+        try:
+            done = await sandbox.exec(["find", ".", "-mindepth", "1", "-delete"])
+            if done.exit_code:
+                said = " ".join(done.output[-_SHOWN_BYTES:].decode(errors="replace").split())
+                raise TaskError(f"what the setup of task {self.task.id} made cannot be removed again ({said})")
+            return await self._keep(sandbox)
+        finally:
+            await _stop(sandbox)
 
     async def _prepare(self) -> Sandbox:
         if self._failure is not None:
@@ -208,9 +233,9 @@ class _ForGraders:
         task = self._state.task
         if base is None and image and image == task.image:
             # With the task's own files: the setup came after them.
-            base, image, files = await self._state.base(), "", {} if files == task.files else files
-        elif base is None and not image:
-            base = await self._state.bare()
+            return await self._state.start_on(self._state.base, {} if files == task.files else files, limits)
+        if base is None and not image:
+            return await self._state.start_on(self._state.bare, files, limits)
         return await self._backend.start(files, limits, image=image, base=base)
 
 

@@ -55,6 +55,22 @@ def test_the_setup_runs_once_for_all_siblings_and_graders() -> None:
     play(scenario)
 
 
+def test_a_state_that_vanished_is_prepared_once_more() -> None:
+    async def scenario(backend) -> None:
+        async with prepared(TASK, backend, LIMITS, 2) as state:
+            await state.start()
+            await backend.drop(await state.base())
+            siblings = await asyncio.gather(*(state.start() for _ in range(3)))
+            [_] = {await look(s, "cat ~/.cache/tool/times") for s in siblings}
+            for each in (state.base, state.bare):
+                await backend.drop(await each())
+            grading = await state.backend.start({"main.py": b"2\n"}, LIMITS)
+            assert await look(grading, "ls; ls ~/.cache/tool") == "main.py\ntimes\n"
+        assert backend._snapshots is not None and not backend._snapshots._chains
+
+    play(scenario)
+
+
 def test_equal_solutions_of_siblings_are_graded_once() -> None:
     tests = {"test_it.py": b"from main import x\n\n\ndef test_it():\n    assert x == 1\n"}
     task = dataclasses.replace(TASK, files={"main.py": b"x = 0\n", "secret.txt": b""}, hidden_tests=tests)
