@@ -365,7 +365,8 @@ class Grader(Protocol):
 
     A grader may have `async check(task, reference, backend)`, which is asked once a split before a run starts. It
     raises a `TaskError` if the task's untouched files, or those of the `reference` unless it is None, are not graded as
-    they have to be.
+    they have to be. And it may have `doubt(task) -> str`, which `composer tasks check` shows: what in the grading of
+    this task is within reach of the agent's code; "": nothing is.
     """
 
     name: str

@@ -61,6 +61,8 @@ class TaskCheck:
     """Rewards of the untouched state, round by round."""
     reference: list[float] = field(default_factory=list)
     """Rewards of the reference; empty if there is none."""
+    doubts: list[str] = field(default_factory=list)
+    """Whatever its verdict: what in its grading is within reach of the agent's code, by its graders' own word."""
 
 
 @dataclass(frozen=True)
@@ -171,6 +173,7 @@ class _Look:
     task: Task
     untouched: list[float] = field(default_factory=list)
     reference: list[float] = field(default_factory=list)
+    doubts: list[str] = field(default_factory=list)
 
     async def run(self) -> TaskCheck:
         """The verdict."""
@@ -194,9 +197,12 @@ class _Look:
             time.monotonic() - start,
             self.untouched,
             self.reference,
+            self.doubts,
         )
 
     async def _judge(self, task: Task) -> tuple[Verdict, str]:
+        asked = (getattr(grader, "doubt", lambda task: "")(task) for grader in self.rubric.graders.values())
+        self.doubts.extend(doubt for doubt in asked if doubt)
         untouched = await self._base_state(task)
         solved = await self._reference(task, untouched)
         why = ""
@@ -297,7 +303,7 @@ def _one_line(reason: str) -> str:
 
 
 def render_check(check: TasksetCheck, width: int = 100) -> list[str]:
-    """Lines of text: a table of the tasks, and a sum for each split.
+    """Lines of text: a table of the tasks, a sum for each split, and what its graders doubt.
 
     Args:
         check: the result.
@@ -316,6 +322,8 @@ def render_check(check: TasksetCheck, width: int = 100) -> list[str]:
         if verdicts:
             parts = ", ".join(f"{verdicts[verdict]} {verdict}" for verdict in Verdict if verdicts[verdict])
             lines.append(f"{split}: {verdicts.total()} tasks, {check.rounds} rounds each: {parts}")
+    doubts = Counter(doubt for task in check.tasks for doubt in task.doubts)
+    lines += [f"beware: {num} of {len(check.tasks)} tasks: {doubt}" for doubt, num in doubts.most_common()]
     if not check.tasks:
         lines.append(f"{check.taskset} has no tasks")
     return lines

@@ -112,6 +112,16 @@ class CommandGrader:
         self._supervised: dict[bytes, bool] = {}
         """Whether pytest's supervisor begins in a task's base state; asked only where it did not, for a reward."""
 
+    def doubt(self, task: Task) -> str:
+        """What in the grading of a task is within reach of the agent's code; see `composer.contract.Grader`.
+
+        Raises:
+            TaskError: the task has no recipe.
+        """
+        if Recipe.of(task).report == "pytest":
+            return "its command judges the solution in the solution's own process: code there can forge"
+        return "its command is believed: code of the solution that it runs can forge what it says"
+
     async def grade(
         self, task: Task, files: Mapping[str, bytes], backend: SandboxBackend, trajectory: Trajectory | None = None
     ) -> Grade:

@@ -121,6 +121,16 @@ class PytestGrader:
         self._slots = asyncio.Semaphore(concurrency)
         self._memories: WeakKeyDictionary[SandboxBackend, _Memory] = WeakKeyDictionary()
 
+    def doubt(self, task: Task) -> str:
+        """What in the grading of a task is within reach of the agent's code; see `composer.contract.Grader`.
+
+        Raises:
+            TaskError: a hidden test is no Python.
+        """
+        if runs_apart(task):
+            return ""
+        return f"its hidden tests import the solution: code in their process can forge; let them import {PROXY}"
+
     async def grade(
         self, task: Task, files: Mapping[str, bytes], backend: SandboxBackend, trajectory: Trajectory | None = None
     ) -> Grade:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from composer.rollout.episode import Rubric
-from composer.rollout.taskcheck import CheckSettings, Verdict, check_taskset, check_to_dict
+from composer.rollout.taskcheck import CheckSettings, Verdict, check_taskset, check_to_dict, render_check
 from composer.types import Split, Task
 from envs.grading.command_grader import CommandGrader
 from envs.grading.pytest_grader import PytestGrader
@@ -73,6 +73,10 @@ def test_every_kind_of_trouble(check, tmp_path):
     assert {name: str(t.verdict) for name, t in by_name.items()} == {name: name for name in by_name}
     assert len(by_name) == 5 and not done.ok
     assert "hold no test function" in by_name["cannot run"].reason
+    # Tests that import the solution are judged in its process, and the report says so.
+    [doubt] = by_name["flaky"].doubts
+    assert "import the solution" in doubt and not any(by_name[name].doubts for name in ("ok", "trivial"))
+    assert f"beware: 2 of {len(done.tasks)} tasks: {doubt}" in render_check(done)
 
 
 class Unmutated(BugInjectionTaskset):

@@ -237,7 +237,7 @@ CHECK = TasksetCheck(
     "tasks",
     5,
     [
-        TaskCheck("tasks/train/0", Split.TRAIN, 0, Verdict.OK, "", 1.25, [0.0] * 5, [1.0] * 5),
+        TaskCheck("tasks/train/0", Split.TRAIN, 0, Verdict.OK, "", 1.25, [0.0] * 5, [1.0] * 5, ["it can be forged"]),
         TaskCheck("tasks/train/1", Split.TRAIN, 1, Verdict.BROKEN_REFERENCE, "r" * 60, 12.0, [0.0], [0.0]),
         TaskCheck("tasks/evaluation/0", Split.EVALUATION, 0, Verdict.OK, "", 0.5),
     ],
@@ -254,6 +254,7 @@ def test_the_table():
         "",
         "train: 2 tasks, 5 rounds each: 1 ok, 1 broken reference",
         "evaluation: 1 tasks, 5 rounds each: 1 ok",
+        "beware: 1 of 3 tasks: it can be forged",
     ]
     assert render_check(TasksetCheck("tasks", 5, [], 0.0))[-1] == "tasks has no tasks"
 
@@ -270,4 +271,5 @@ def test_the_dictionary():
         "seconds": 1.25,
         "untouched": [0.0] * 5,
         "reference": [1.0] * 5,
+        "doubts": ["it can be forged"],
     }
