@@ -118,8 +118,8 @@ class CommandGrader:
         Raises:
             TaskError: the task has no recipe.
         """
-        if Recipe.of(task).report == "pytest":
-            return "its command judges the solution in the solution's own process: code there can forge"
+        if "pytest" in Recipe.of(task).command:
+            return "its tests run in the solution's process: code there can forge"
         return "its command is believed: code of the solution that it runs can forge what it says"
 
     async def grade(

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 _HUNK = re.compile(rb"@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@")
+_LEFT_OVER = re.compile(rb"\+|-(?!-[- ])")
+"""After a hunk: neither the next file nor the signature of a mail."""
 _NO_NEWLINE = b"\\ No newline at end of file"
 
 
@@ -75,6 +77,8 @@ def parse_diff(diff: bytes) -> list[FileDiff]:
                 raise ValueError(f"line {position} begins a hunk of no file")
             hunk, position = _hunk(lines, position, match)
             hunks.append(hunk)
+            if position < len(lines) and _LEFT_OVER.match(lines[position]):
+                raise ValueError(f"line {position + 1} is one more than its hunk has by its own count")
     close()
     if not files:
         raise ValueError("it changes no file")

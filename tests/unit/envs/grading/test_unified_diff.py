@@ -91,6 +91,8 @@ def test_lines_that_have_moved_are_found_nearby_and_only_whole():
         (b"just words\n", "it changes no file"),
         (b"@@ -1 +1 @@\n-a\n+b\n", "line 1 begins a hunk of no file"),
         (b"--- a/f\n+++ b/f\n@@ -1,2 +1,2 @@\n a\n", "its last hunk is cut"),
+        (b"--- a/f\n+++ b/f\n@@ -1 +1 @@\n-a\n+b\n+c\n", "line 6 is one more than its hunk has"),
+        (b"--- a/f\n+++ b/f\n@@ -1 +1 @@\n-a\n+b\n-c\n", "line 6 is one more than its hunk has"),
         (b"--- a/f\n+++ b/f\n@@ -1 +1 @@\n-a\n?b\n", "line 5 is no line of a hunk"),
         (b"diff --git a/x.png b/x.png\nBinary files a/x.png and b/x.png differ\n", "it changes a binary file"),
         (b"--- a/f\n+++ b/../f\n@@ -1 +1 @@\n-a\n+b\n", "it names '../f', which is outside"),
@@ -121,3 +123,8 @@ def test_a_long_file_with_many_changes():
     new = [line.upper() if dice.random() < 0.1 else line for line in old if dice.random() > 0.1]
     diff = "".join(difflib.unified_diff(old, new, "a/f", "b/f"))
     assert apply_diff(diff.encode(), {"f": "".join(old).encode()}) == {"f": "".join(new).encode()}
+
+
+def test_the_signature_of_a_mail_is_no_line():
+    diff = b"--- a/f\n+++ b/f\n@@ -1 +1 @@\n-a\n+b\n-- \n2.39.5\n"
+    assert apply_diff(diff, {"f": b"a\n"}) == {"f": b"b\n"}
