@@ -6,9 +6,12 @@ Nothing heavy is imported here: a plan for a trillion parameters must print at o
 from __future__ import annotations
 
 import argparse
+import contextlib
+import io
 import os
 import signal
 import sys
+import textwrap
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
@@ -32,6 +35,7 @@ from composer.schema import Config
 from composer.streams import answering, give_up_failed, open_closed, say, say_error
 
 _TAKES_VALUE = ("--config-name", "-cn", "--config-dir", "-cd", "--config-path", "-cp", "--package", "-p", "--cfg", "-c")
+_HELP_WIDTH = 120
 _INFO_CHOICES = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
 
 
@@ -245,7 +249,11 @@ def _show(session: HydraSession, args: argparse.Namespace, overrides: list[str])
         raise ConfigError("--package", args.package, "no such key; `--cfg job` without it shows all")
     try:
         if args.help:
-            session.hydra.app_help(config_name=name, args_parser=get_args_parser(), args=args)
+            with contextlib.redirect_stdout(io.StringIO()) as shown:
+                session.hydra.app_help(config_name=name, args_parser=get_args_parser(), args=args)
+            wrap = textwrap.TextWrapper(_HELP_WIDTH, subsequent_indent="  ", break_on_hyphens=False)
+            for line in shown.getvalue().rstrip().splitlines():  # a group may have many options
+                print(wrap.fill(line) if len(line) > _HELP_WIDTH else line)
         elif args.hydra_help:
             session.hydra.hydra_help(config_name=name, args_parser=get_args_parser(), args=args)
         elif args.cfg:
