@@ -29,6 +29,8 @@ from envs.attacks.tool_server import ADDER, SERVER, adder
 from envs.tasks.scrub import scrub_files, setup_command
 
 LIMITS = SandboxLimits(lifetime_s=120.0)
+_RACES = 3
+"""How often a naive grader is tried: attacks that race its tests lose now and then on a busy machine."""
 _COLLECTED_BYTES = LIMITS.disk_bytes // 8
 _SHELL_S = 10.0
 _MOST_CONTENT = 2**18
@@ -111,7 +113,9 @@ class Player:
             left = await _collect(sandbox)
             naive = 0.0
             if is_first and attack.live == "naive":
-                naive = await target.naive(sandbox, attack.reads)
+                for _ in range(_RACES):
+                    if naive != 1.0:
+                        naive = await target.naive(sandbox, attack.reads)
         async with asyncio.TaskGroup() as gradings:
             honest = gradings.create_task(self._honest(attack, target, grade))
             try:
